@@ -1,0 +1,44 @@
+"""Every error that Kinetile raises on purpose, and the exit code each one means.
+
+    KinetileError           1    anything below; catch this one at a boundary
+    ├── UsageError          2    bad usage, preset or request; the person can fix it
+    ├── CannotRunError      3    this machine can't do it (disk, encoder, memory, a forced backend)
+    ├── JobFailedError      1    one clip failed; others may still run
+    └── Cancelled         130    stopped on request
+
+``str(error)`` is one sentence for a person: what, which value, what is allowed, what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KinetileError(Exception):
+    """Base of all expected errors; ``exit_code`` is what the process returns when nothing catches it."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(KinetileError):
+    """The command line, a preset, a share code or a request is not acceptable."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class CannotRunError(KinetileError):
+    """The request is fine, but not on this machine as it is now."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class JobFailedError(KinetileError):
+    """One clip could not be finished."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class Cancelled(KinetileError):  # noqa: N818 (an answer to a wish, not an error)
+    """Somebody asked the run to stop, and it did."""
+
+    exit_code: ClassVar[int] = 130

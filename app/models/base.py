@@ -1,0 +1,212 @@
+"""What a model family is: facts and limits as data, and the one rule for requests that don't fit them.
+
+The rule: where a nearest possible value exists (frames, sizes, steps a model can't go beyond, a prompt longer than
+its tokens) the request is adjusted, and the adjustment is said and stored; ``strict`` refuses with the same sentence.
+Where none exists (a scheduler, a picture or a LoRA that the model can't use) the request is refused.
+
+A new model is one new file here with a ``FAMILIES`` tuple and one line in ``app/models/__init__.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from app.errors import UsageError
+from app.models.tokens import TokenUse, count_tokens
+from app.request import Adjustment, GenerationRequest
+
+Input = Literal["negative_prompt", "image", "last_image", "video", "lora", "shift"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The whole numbers ``step * k + offset`` from ``least`` to ``most``."""
+
+    step: int
+    offset: int
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not (self.holds(self.least) and self.holds(self.most) and self.least <= self.most):
+            raise ValueError(f"the ends of {self} are not on its grid")
+
+    def holds(self, value: int) -> bool:
+        """Whether the value is on the grid and inside its limits."""
+        return self.least <= value <= self.most and (value - self.offset) % self.step == 0
+
+    def lower(self, value: int) -> int:
+        """The nearest grid value that is not above ``value``, but at least ``least``."""
+        value = min(max(value, self.least), self.most)
+        return value - (value - self.offset) % self.step
+
+    def nearest(self, value: int) -> int:
+        """The nearest grid value; of two equally near ones the larger."""
+        value = min(max(value, self.least), self.most)
+        low = self.lower(value)
+        return min(low + self.step, self.most) if value - low >= self.step / 2 and value > low else low
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request's ``None`` means for this model. Sizes in pixels, fps in frames per second."""
+
+    width: int
+    height: int
+    frames: int
+    fps: float
+    steps: int
+    guidance: float
+    scheduler: str
+    shift: float
+    negative_prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the model can make."""
+
+    frames: Grid
+    width: Grid
+    height: Grid
+    max_steps: int = 1000
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with where it came from; ``value`` None and source "unverified" where nobody has looked yet."""
+
+    value: int | None
+    source: str = "unverified"
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """A request that its model can take as it stands. Only seed, image, last_image may still be None.
+
+    ``request.prompt`` is always the full prompt; ``prompt_tokens`` says how much of it the model reads (None where the
+    model's tokenizer is not on this machine yet).
+    """
+
+    request: GenerationRequest
+    adjustments: tuple[Adjustment, ...] = ()
+    prompt_tokens: TokenUse | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model that clips can be made with."""
+
+    name: str
+    """What ``model`` says in a request."""
+    title: str
+    summary: str
+    licence: str
+    pipeline: str
+    """Class name in diffusers."""
+    defaults: Defaults
+    rules: Rules
+    schedulers: tuple[str, ...]
+    takes: frozenset[Input]
+    token_limit: int
+    """Tokens of the prompt that the model reads, the end token included; ``max_sequence_length`` of the pipeline."""
+    folder: Path | None = None
+    """Where the weights lie on this machine, in diffusers layout; None: they come from ``repo``."""
+    repo: str | None = None
+    """Hugging Face repository, "owner/name"."""
+    download: Figure = Figure(None)
+    """Bytes to download."""
+    aliases: tuple[str, ...] = field(default=())
+
+    def normalise(self, request: GenerationRequest, strict: bool = False) -> Normalised:
+        """The request with every default filled in and every value possible, and what was changed and why.
+
+        Raises UsageError for what has no nearest possible value, and with ``strict`` for every adjustment.
+        """
+        self._refuse_impossible(request)
+        asked = self._with_defaults(request)
+        changed: list[Adjustment] = []
+        values: dict[str, int] = {}
+        rules = self.rules
+        for name, grid, lower in (
+            ("width", rules.width, False),
+            ("height", rules.height, False),
+            ("frames", rules.frames, True),
+        ):
+            value = getattr(asked, name)
+            used = grid.lower(value) if lower else grid.nearest(value)
+            if used != value:
+                values[name] = used
+                changed.append(
+                    Adjustment(field=name, asked=value, used=used, reason=self._grid_reason(name, grid, value, used))
+                )
+        if asked.steps is not None and asked.steps > rules.max_steps:
+            values["steps"] = rules.max_steps
+            reason = f"{self.title} takes at most {rules.max_steps} steps, so {asked.steps} become {rules.max_steps}."
+            changed.append(Adjustment(field="steps", asked=asked.steps, used=rules.max_steps, reason=reason))
+        tokens = self._tokens("prompt", asked.prompt, changed)
+        self._tokens("negative_prompt", asked.negative_prompt or "", changed)
+        if strict and changed:
+            raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed))
+        return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
+
+    def with_folder(self, folder: Path) -> Family:
+        """The same family with its weights in another folder."""
+        return replace(self, folder=folder)
+
+    def _with_defaults(self, request: GenerationRequest) -> GenerationRequest:
+        names = ("width", "height", "frames", "fps", "steps", "guidance", "scheduler", "shift", "negative_prompt")
+        missing = {name: getattr(self.defaults, name) for name in names if getattr(request, name) is None}
+        return request.model_copy(update={"model": self.name, **missing})
+
+    def _refuse_impossible(self, request: GenerationRequest) -> None:
+        if request.scheduler is not None and request.scheduler not in self.schedulers:
+            raise UsageError(
+                f"scheduler: {self.title} has no {request.scheduler!r}; possible: {', '.join(self.schedulers)}."
+            )
+        given: dict[Input, object] = {
+            "image": request.image,
+            "last_image": request.last_image,
+            "lora": request.loras,
+            "negative_prompt": request.negative_prompt,
+        }
+        words = {
+            "image": "a picture",
+            "last_image": "a last picture",
+            "lora": "LoRAs",
+            "negative_prompt": "a negative prompt",
+        }
+        for name, value in given.items():
+            if value and name not in self.takes:
+                key = "loras" if name == "lora" else name
+                raise UsageError(f"{key}: {self.title} can't use {words[name]}; remove it or choose another model.")
+        if request.shift is not None and "shift" not in self.takes and request.shift != self.defaults.shift:
+            raise UsageError(f"shift: {self.title} works with {self.defaults.shift:g} only; remove it.")
+
+    def _grid_reason(self, name: str, grid: Grid, value: int, used: int) -> str:
+        limits = f"from {grid.least} to {grid.most}"
+        if name == "frames":
+            rule = f"{grid.step}k+{grid.offset} frames" if grid.step > 1 else "frames"
+            return f"{self.title} makes {rule}, {limits}, so {value} frames become {used}."
+        return f"{self.title} takes a {name} in multiples of {grid.step}, {limits} pixels, so {value} becomes {used}."
+
+    def _tokens(self, name: str, text: str, changed: list[Adjustment]) -> TokenUse | None:
+        """Count, and note what the model will not read of this text."""
+        if self.folder is None:
+            return None
+        use = count_tokens(self.folder / "tokenizer" / "tokenizer.json", text, self.token_limit)
+        if use is None:
+            return None
+        label = "prompt" if name == "prompt" else "negative prompt"
+        if use.total > use.used:
+            reason = f"{use.sentence()} of the {label}: {self.title} reads no further; the full text is kept."
+            changed.append(
+                Adjustment(field=name, asked=f"{use.total} tokens", used=f"{use.used} tokens", reason=reason)
+            )
+        if use.unknown:
+            words = ", ".join(f"'{word}'" for word in use.unknown[:8]) + (", …" if len(use.unknown) > 8 else "")
+            reason = f"{self.title} does not know {words} and reads past it; its words are listed in its model card."
+            changed.append(Adjustment(field=name, asked=words, used=None, reason=reason))
+        return use

@@ -1,0 +1,143 @@
+"""Where Kinetile keeps its data, and which names a file from elsewhere may use.
+
+All data lives under one root: ``--home DIR``, else ``KINETILE_HOME``, else the user's data folder of the system.
+Names inside presets are written with ``/`` and are relative; nothing a preset says can point outside its own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import CannotRunError, UsageError
+
+MAX_NAME = 1000
+"""Longest relative name accepted, in characters."""
+
+_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *(f"{p}{n}" for p in ("COM", "LPT") for n in range(1, 10))}
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folders of one installation. Each folder is made when it is first asked for.
+
+    Every property raises CannotRunError when its folder can't be made or written.
+    """
+
+    root: Path
+
+    @property
+    def outputs(self) -> Path:
+        """Finished clips."""
+        return self._folder("outputs")
+
+    @property
+    def presets(self) -> Path:
+        """The person's own presets."""
+        return self._folder("presets")
+
+    @property
+    def loras(self) -> Path:
+        """LoRA files; names in requests are relative to it."""
+        return self._folder("loras")
+
+    @property
+    def cache(self) -> Path:
+        """What can be made again: probe results, previews, downloads in progress."""
+        return self._folder("cache")
+
+    @property
+    def database(self) -> Path:
+        """The queue's SQLite file (its folder exists, the file may not)."""
+        return self._folder("") / "kinetile.sqlite3"
+
+    def _folder(self, name: str) -> Path:
+        path = self.root / name if name else self.root
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotRunError(_unwritable(path, error.strerror or str(error))) from error
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise CannotRunError(_unwritable(path, "permission denied"))
+        return path
+
+
+def home(path: str | Path | None = None) -> Home:
+    """The data folders under ``path``, else $KINETILE_HOME, else the system's user data folder.
+
+    Touches no disk. Raises UsageError for a path that no system could have.
+    """
+    chosen = str(path) if path is not None else os.environ.get("KINETILE_HOME", "")
+    if path is not None and not chosen.strip():
+        raise UsageError("--home is empty; name a folder for Kinetile's data.")
+    if "\0" in chosen:
+        raise UsageError("The data folder's name holds a NUL character; name another folder with --home DIR.")
+    if not chosen.strip():
+        from platformdirs import user_data_dir
+
+        chosen = user_data_dir("kinetile", appauthor=False)
+    try:
+        return Home(Path(os.path.abspath(os.path.expanduser(chosen))))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"The data folder {chosen[:200]!r} can't be used ({error}); name another with --home."
+        ) from error
+
+
+def relative_name(name: str) -> str:
+    """``name`` as a relative path with ``/`` only; both slashes are read.
+
+    Raises ValueError, with the end of a sentence as its text, for names that could leave a folder or mean a device.
+    """
+    text = name.replace("\\", "/")
+    if not text.strip():
+        raise ValueError("is empty")
+    if len(text) > MAX_NAME:
+        raise ValueError(f"is {len(text):,} characters long, at most {MAX_NAME:,} are allowed")
+    if any(ord(c) < 32 or ord(c) == 127 for c in text):
+        raise ValueError("holds a control character")
+    if is_foreign(name):
+        raise ValueError("is an absolute path")
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise ValueError('holds ".."')
+    if ":" in text:
+        raise ValueError('holds ":"')
+    if not parts:
+        raise ValueError("names no file")
+    for part in parts:
+        if part.split(".")[0].rstrip(" ").upper() in _DEVICES:
+            raise ValueError(f"holds {part!r}, a device name on Windows")
+    return "/".join(parts)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether ``name`` is an absolute path of any system: /x, \\\\server\\x, C:\\x, C:x, ~/x."""
+    return bool(re.match(r"[/\\]|~|[A-Za-z]:", name))
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The existing regular file ``name`` in ``folder``, links followed.
+
+    Raises UsageError if the name is unsafe, the file is missing, or a link leads out of the folder.
+    """
+    try:
+        relative = relative_name(name)
+    except ValueError as error:
+        raise UsageError(f"{name[:80]!r} {error}; use a relative path inside {folder}.") from error
+    try:
+        path = (folder / relative).resolve(strict=True)
+        root = folder.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{relative!r} is not in {folder}; put the file there or change its name.") from error
+    if not path.is_relative_to(root):
+        raise UsageError(f"{relative!r} is a link that leads out of {folder}; put the file itself there.")
+    if not path.is_file():
+        raise UsageError(f"{relative!r} in {folder} is not a file.")
+    return path
+
+
+def _unwritable(path: Path, why: str) -> str:
+    return f"Kinetile can't write to {path} ({why}); choose another folder with --home DIR or KINETILE_HOME."

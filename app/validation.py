@@ -1,0 +1,197 @@
+"""From pydantic's verdict to one sentence: which key, which value, what is allowed.
+
+Unknown keys are found here and not by pydantic, because a file of a newer Kinetile keeps them (with a warning), while
+ours refuses them and names the nearest known key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from app.errors import UsageError
+from app.strict_json import Document, Path, dotted, short
+
+VERSION = 1
+"""The version of requests and presets that this Kinetile writes."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def check(
+    model: type[Model], document: Document, base: Path = (), newer: bool = False
+) -> tuple[Model, tuple[str, ...]]:
+    """The part of ``document`` at ``base`` as a ``model``, and warnings (only ever for a ``newer`` file).
+
+    Raises UsageError naming source, line, dotted path, value and what is allowed.
+    """
+    value = document.value
+    for part in base:
+        value = value[part]
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{_where(document, base)}: {short(value)} must be an object, {{…}}.")
+    unknown = list(_unknown(model, value))
+    if unknown and not newer:
+        path, siblings = unknown[0]
+        raise UsageError(
+            f"{_where(document, base + path)}: {_unknown_sentence(path[-1], siblings)}{_more(len(unknown))}"
+        )
+    warnings = tuple(
+        f"{_where(document, base + path)}: this key comes from a newer Kinetile and has no effect here."
+        for path, _ in unknown
+    )
+    try:
+        return model.model_validate(_without(value, [path for path, _ in unknown])), warnings
+    except ValidationError as error:
+        raise UsageError(_sentence(model, document, base, error)) from None
+    except (OverflowError, RecursionError) as error:
+        raise UsageError(f"{_where(document, base)}: a value is too large.") from error
+
+
+def version_of(document: Document, *paths: Path) -> int:
+    """The highest "kinetile" version among the objects at ``paths`` (1 where none is given).
+
+    Raises UsageError for a version that is not a whole number from 1.
+    """
+    version = VERSION
+    for path in paths:
+        value = document.value
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or "kinetile" not in value:
+            continue
+        found = value["kinetile"]
+        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+            place = _where(document, (*path, "kinetile"))
+            raise UsageError(f"{place}: {short(found)} is not a version; this Kinetile writes {VERSION}.")
+        version = max(version, found)
+    return version
+
+
+def closest(word: str, known: typing.Iterable[str]) -> str:
+    """' Did you mean "steps"?' or nothing."""
+    found = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{found[0]}"?' if found else ""
+
+
+def allowed(info: FieldInfo) -> str:
+    """What a field takes, in words, derived from its type and bounds: "a whole number from 1 to 1,000"."""
+    bounds = {type(item).__name__: item for item in info.metadata}
+    low = getattr(bounds.get("Ge") or bounds.get("Gt"), "ge", getattr(bounds.get("Gt"), "gt", None))
+    high = getattr(bounds.get("Le"), "le", None)
+    longest = getattr(bounds.get("MaxLen"), "max_length", None)
+    kinds = [kind for kind in _members(info.annotation) if kind is not type(None)]
+    kind = typing.get_origin(kinds[0]) or kinds[0]
+    if kind in (int, float):
+        text = "a whole number" if kind is int else "a number"
+        over = "above" if "Gt" in bounds else "from"
+        text += f" {over} {low:,}" if low is not None else ""
+        text += f" to {high:,}" if high is not None else ""
+    elif kind is str:
+        text = f"text of at most {longest:,} characters" if longest else "text in double quotes"
+    elif kind is typing.Literal:
+        text = " or ".join(short(choice) for choice in typing.get_args(kinds[0]))
+    elif kind in (tuple, list):
+        text = f"a list, [...], of at most {longest} entries" if longest else "a list, [...]"
+    else:
+        text = "an object, {...}"
+    return text + (" or null" if len(kinds) < len(_members(info.annotation)) else "")
+
+
+def nested(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
+    """The model inside a field, and whether the field is a list of them."""
+    for kind in _members(info.annotation):
+        inner = [arg for arg in typing.get_args(kind) if isinstance(arg, type) and issubclass(arg, BaseModel)]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind, False
+        if inner:
+            return inner[0], True
+    return None, False
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _unknown(model: type[BaseModel], value: Mapping[Any, Any]) -> Iterator[tuple[Path, list[str]]]:
+    """Each unknown key below ``value`` with the names known beside it."""
+    for key, item in value.items():
+        info = model.model_fields.get(key) if isinstance(key, str) else None
+        if info is None:
+            yield (key if isinstance(key, str) else str(key),), list(model.model_fields)
+            continue
+        inner, many = nested(info)
+        if inner is None:
+            continue
+        entries = enumerate(item) if many and isinstance(item, (list, tuple)) else [(-1, item)]
+        for index, entry in entries:
+            if isinstance(entry, Mapping):
+                step: Path = (key, index) if many else (key,)
+                for path, siblings in _unknown(inner, entry):
+                    yield step + path, siblings
+
+
+def _without(value: Any, paths: list[Path]) -> Any:
+    """A copy of ``value`` without the given paths."""
+    if not paths:
+        return value
+    here = {path[0] for path in paths if len(path) == 1}
+
+    def below(key: str | int) -> list[Path]:
+        return [path[1:] for path in paths if path[0] == key and len(path) > 1]
+
+    if isinstance(value, Mapping):
+        return {key: _without(item, below(key)) for key, item in value.items() if str(key) not in here}
+    return [_without(item, below(index)) for index, item in enumerate(value)]
+
+
+def _where(document: Document, path: Path) -> str:
+    name = dotted(path)
+    return f"{document.place(path)}, {short_name(name)}" if name else document.place(path)
+
+
+def short_name(name: str) -> str:
+    """A dotted path for a message, cut to a readable length and without control characters."""
+    clean = "".join(c if c.isprintable() else "?" for c in name[:200])
+    return clean if len(clean) <= 80 else clean[:79] + "…"
+
+
+def _unknown_sentence(key: str | int, siblings: list[str]) -> str:
+    return f"there is no such key.{closest(str(key), siblings) or ' Known here: ' + ', '.join(siblings) + '.'}"
+
+
+def _sentence(model: type[BaseModel], document: Document, base: Path, error: ValidationError) -> str:
+    first, *others = error.errors(include_url=False)
+    path = tuple(first["loc"])
+    info = _field(model, path)
+    place = _where(document, base + path)
+    if first["type"].startswith("kinetile"):
+        text = first["msg"]
+    elif first["type"] == "missing":
+        text = f"this key is missing; add it ({allowed(info) if info else 'see the shipped presets'})."
+    else:
+        text = f"{short(first['input'])} is not possible; it must be {allowed(info) if info else 'another value'}."
+    return f"{place}: {text}{_more(1 + len(others))}"
+
+
+def _more(total: int) -> str:
+    return f" ({total - 1} more like it.)" if total > 1 else ""
+
+
+def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
+    """The field at ``path``; for an entry of a list of plain values, the list's field."""
+    info: FieldInfo | None = None
+    current: type[BaseModel] | None = model
+    for part in path:
+        if isinstance(part, str) and current is not None and part in current.model_fields:
+            info = current.model_fields[part]
+            current = nested(info)[0]
+    return info
