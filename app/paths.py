@@ -16,6 +16,9 @@ from app.errors import CannotRunError, UsageError
 MAX_NAME = 1000
 """Longest relative name accepted, in characters."""
 
+MAX_SEARCHED = 50_000
+"""Most files looked at when a LoRA is searched by its base name."""
+
 _DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *(f"{p}{n}" for p in ("COM", "LPT") for n in range(1, 10))}
 
 
@@ -137,6 +140,29 @@ def inside(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise UsageError(f"{relative!r} in {folder} is not a file.")
     return path
+
+
+def find_lora(folder: Path, name: str) -> Path:
+    """The LoRA file ``name`` (relative, "/") in the LoRA folder; if it is not there, the one file of that base name.
+
+    Raises UsageError if there is none or more than one.
+    """
+    if (folder / name).is_file():
+        return inside(folder, name)
+    base = name.rsplit("/", 1)[-1]
+    found = []
+    for count, path in enumerate(folder.rglob("*")):
+        if count == MAX_SEARCHED:
+            break
+        if path.name == base and path.is_file():
+            found.append(path.relative_to(folder).as_posix())
+    if len(found) == 1:
+        return inside(folder, found[0])
+    if found:
+        raise UsageError(
+            f"LoRA {name!r}: {folder} holds {len(found)} files of that name; say {' or '.join(found[:5])}."
+        )
+    raise UsageError(f"LoRA {name!r} is missing; put the file into {folder}.")
 
 
 def _unwritable(path: Path, why: str) -> str:

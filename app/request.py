@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from app.errors import UsageError
 from app.paths import is_foreign, relative_name
 from app.strict_json import Document, parse, short
-from app.validation import check, version_of
+from app.validation import allowed, check, version_of
 
 MAX_SEED = 2**53 - 1
 MAX_PROMPT = 100_000
@@ -218,7 +218,7 @@ _TEXT_KEYS = {
     name
     for model in (GenerationRequest, AccelPreferences, Lora)
     for name, info in model.model_fields.items()
-    if "str" in str(info.annotation)
+    if allowed(info).startswith("text")
 }
 
 
@@ -232,9 +232,8 @@ def _value(text: str, example: Any) -> Any:
 
 
 def canonical(request: GenerationRequest) -> dict[str, Any]:
-    """The request as plain data without what is left at its default; "kinetile" comes first."""
-    data = request.model_dump(mode="json", exclude_defaults=True)
-    return {"kinetile": 1, **data}
+    """The request as plain data: version and model, and whatever else is not left at its default."""
+    return {"kinetile": 1, "model": request.model, **request.model_dump(mode="json", exclude_defaults=True)}
 
 
 __all__ = [

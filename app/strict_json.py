@@ -19,6 +19,8 @@ from app.errors import UsageError
 MAX_BYTES = 2 * 1024 * 1024
 """Default size cap: two prompts of 100,000 characters, each written as a six-byte escape, still fit."""
 MAX_DEPTH = 32
+MAX_VALUES = 100_000
+"""Most values in one text: two million brackets in a small file would take hundreds of MiB otherwise."""
 MAX_DIGITS = 64
 """Longest number literal; 2**53 has 16 digits and the longest float64 has 24 characters."""
 
@@ -68,13 +70,15 @@ def parse(data: str | bytes, source: str, *, limit: int = MAX_BYTES, one_line: b
     return _Parser(text, source, one_line).document()
 
 
-def dumps(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as strict JSON, characters as they are (not escaped), keys in the order given.
+def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """``value`` as strict JSON, characters as they are (not escaped).
 
     Raises ValueError for NaN and infinity.
     """
     separators = None if indent else (",", ":")
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+    return json.dumps(
+        value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def dotted(path: Path) -> str:
@@ -139,6 +143,8 @@ class _Parser:
 
     def value(self, at: int, path: Path, depth: int) -> tuple[Any, int]:
         self.offsets[path] = at
+        if len(self.offsets) > MAX_VALUES:
+            self.fail(at, f"there are more than {MAX_VALUES:,} values here")
         head = self.text[at : at + 1]
         if head == '"':
             return self.string(at)

@@ -33,7 +33,7 @@ def check(
     """
     value = document.value
     for part in base:
-        value = value[part]
+        value = value.get(part) if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping):
         raise UsageError(f"{_where(document, base)}: {short(value)} must be an object, {{…}}.")
     unknown = list(_unknown(model, value))
@@ -49,7 +49,8 @@ def check(
     try:
         return model.model_validate(_without(value, [path for path, _ in unknown])), warnings
     except ValidationError as error:
-        raise UsageError(_sentence(model, document, base, error)) from None
+        hint = " The file was written by a newer Kinetile." if newer else ""
+        raise UsageError(_sentence(model, document, base, error) + hint) from None
     except (OverflowError, RecursionError) as error:
         raise UsageError(f"{_where(document, base)}: a value is too large.") from error
 
@@ -107,7 +108,9 @@ def allowed(info: FieldInfo) -> str:
 def nested(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
     """The model inside a field, and whether the field is a list of them."""
     for kind in _members(info.annotation):
-        inner = [arg for arg in typing.get_args(kind) if isinstance(arg, type) and issubclass(arg, BaseModel)]
+        # The entries of a list may be wrapped once more: tuple[Annotated[Lora, …], ...]
+        entries = [arg for entry in typing.get_args(kind) for arg in (entry, *typing.get_args(entry)[:1])]
+        inner = [arg for arg in entries if isinstance(arg, type) and issubclass(arg, BaseModel)]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind, False
         if inner:
@@ -178,12 +181,15 @@ def _sentence(model: type[BaseModel], document: Document, base: Path, error: Val
     elif first["type"] == "missing":
         text = f"this key is missing; add it ({allowed(info) if info else 'see the shipped presets'})."
     else:
-        text = f"{short(first['input'])} is not possible; it must be {allowed(info) if info else 'another value'}."
+        wanted = allowed(info) if info else "another value"
+        if info and path and isinstance(path[-1], int) and nested(info)[1]:
+            wanted = "an object, {...}"
+        text = f"{short(first['input'])} is not possible; it must be {wanted}."
     return f"{place}: {text}{_more(1 + len(others))}"
 
 
 def _more(total: int) -> str:
-    return f" ({total - 1} more like it.)" if total > 1 else ""
+    return f" ({total - 1} more of this kind.)" if total > 1 else ""
 
 
 def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:

@@ -9,13 +9,15 @@ A new model is one new file here with a ``FAMILIES`` tuple and one line in ``app
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from app.errors import UsageError
 from app.models.tokens import TokenUse, count_tokens
 from app.request import Adjustment, GenerationRequest
+
+_ADVICE = " Change what was asked, or leave --strict out."
 
 Input = Literal["negative_prompt", "image", "last_image", "video", "lora", "shift"]
 
@@ -102,6 +104,7 @@ class Family:
     name: str
     """What ``model`` says in a request."""
     title: str
+    """As a heading: "Starter"."""
     summary: str
     licence: str
     pipeline: str
@@ -118,7 +121,9 @@ class Family:
     """Hugging Face repository, "owner/name"."""
     download: Figure = Figure(None)
     """Bytes to download."""
-    aliases: tuple[str, ...] = field(default=())
+    aliases: tuple[str, ...] = ()
+    called: str = ""
+    """As the first words of a sentence: "The starter"; empty: the title."""
 
     def normalise(self, request: GenerationRequest, strict: bool = False) -> Normalised:
         """The request with every default filled in and every value possible, and what was changed and why.
@@ -144,12 +149,12 @@ class Family:
                 )
         if asked.steps is not None and asked.steps > rules.max_steps:
             values["steps"] = rules.max_steps
-            reason = f"{self.title} takes at most {rules.max_steps} steps, so {asked.steps} become {rules.max_steps}."
+            reason = f"{self._who} takes at most {rules.max_steps} steps, so {asked.steps} become {rules.max_steps}."
             changed.append(Adjustment(field="steps", asked=asked.steps, used=rules.max_steps, reason=reason))
         tokens = self._tokens("prompt", asked.prompt, changed)
         self._tokens("negative_prompt", asked.negative_prompt or "", changed)
         if strict and changed:
-            raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed))
+            raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed) + _ADVICE)
         return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
 
     def with_folder(self, folder: Path) -> Family:
@@ -164,7 +169,7 @@ class Family:
     def _refuse_impossible(self, request: GenerationRequest) -> None:
         if request.scheduler is not None and request.scheduler not in self.schedulers:
             raise UsageError(
-                f"scheduler: {self.title} has no {request.scheduler!r}; possible: {', '.join(self.schedulers)}."
+                f"scheduler: {self._who} has no {request.scheduler!r}; possible: {', '.join(self.schedulers)}."
             )
         given: dict[Input, object] = {
             "image": request.image,
@@ -181,16 +186,21 @@ class Family:
         for name, value in given.items():
             if value and name not in self.takes:
                 key = "loras" if name == "lora" else name
-                raise UsageError(f"{key}: {self.title} can't use {words[name]}; remove it or choose another model.")
+                raise UsageError(f"{key}: {self._who} can't use {words[name]}; remove it or choose another model.")
         if request.shift is not None and "shift" not in self.takes and request.shift != self.defaults.shift:
-            raise UsageError(f"shift: {self.title} works with {self.defaults.shift:g} only; remove it.")
+            raise UsageError(f"shift: {self._who} works with {self.defaults.shift:g} only; remove it.")
+
+    @property
+    def _who(self) -> str:
+        return self.called or self.title
 
     def _grid_reason(self, name: str, grid: Grid, value: int, used: int) -> str:
         limits = f"from {grid.least} to {grid.most}"
         if name == "frames":
             rule = f"{grid.step}k+{grid.offset} frames" if grid.step > 1 else "frames"
-            return f"{self.title} makes {rule}, {limits}, so {value} frames become {used}."
-        return f"{self.title} takes a {name} in multiples of {grid.step}, {limits} pixels, so {value} becomes {used}."
+            asked = "1 frame becomes" if value == 1 else f"{value} frames become"
+            return f"{self._who} makes {rule}, {limits}, so {asked} {used}."
+        return f"{self._who} takes a {name} in multiples of {grid.step}, {limits} pixels, so {value} becomes {used}."
 
     def _tokens(self, name: str, text: str, changed: list[Adjustment]) -> TokenUse | None:
         """Count, and note what the model will not read of this text."""
@@ -201,12 +211,13 @@ class Family:
             return None
         label = "prompt" if name == "prompt" else "negative prompt"
         if use.total > use.used:
-            reason = f"{use.sentence()} of the {label}: {self.title} reads no further; the full text is kept."
+            reason = f"{self._who} reads the {label} no further: {use.sentence()}; the full text is kept."
             changed.append(
                 Adjustment(field=name, asked=f"{use.total} tokens", used=f"{use.used} tokens", reason=reason)
             )
         if use.unknown:
             words = ", ".join(f"'{word}'" for word in use.unknown[:8]) + (", …" if len(use.unknown) > 8 else "")
-            reason = f"{self.title} does not know {words} and reads past it; its words are listed in its model card."
+            hint = "".join(f" For '{word}' it knows '{near}'." for word, near in use.near)
+            reason = f"{self._who} does not know {words} and reads past it.{hint}"
             changed.append(Adjustment(field=name, asked=words, used=None, reason=reason))
         return use

@@ -10,7 +10,8 @@ WEIGHTS = Path(__file__).resolve().parent.parent / "starter" / "weights"
 
 STARTER = Family(
     name="starter",
-    title="The starter",
+    title="Starter",
+    called="The starter",
     summary="Small colourful scenes of one or two objects; comes with Kinetile, runs on any machine in seconds.",
     licence="Apache-2.0",
     pipeline="WanPipeline",

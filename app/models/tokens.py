@@ -7,6 +7,7 @@ space joined.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import html
 import re
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 MAX_UNKNOWN = 50
 """Unknown words kept per text; a prompt in another language can consist of them."""
 
+MAX_WORDS = 5000
+"""Largest vocabulary that is taken for a list of whole words."""
+
 
 @dataclass(frozen=True)
 class TokenUse:
@@ -33,6 +37,8 @@ class TokenUse:
     limit: int
     unknown: tuple[str, ...] = ()
     """Words that the model reads as "unknown" or does not see at all, once each, among those inside the limit."""
+    near: tuple[tuple[str, str], ...] = ()
+    """For some of them a known word that is spelled much alike."""
 
     def sentence(self) -> str:
         """ "64 of 4,001 tokens used" when the text is cut, else "12 of 64 tokens used"."""
@@ -60,7 +66,8 @@ def count_tokens(file: Path, text: str, limit: int) -> TokenUse | None:
     unknown_id = tokenizer.token_to_id("<unk>")
     seen = [span for span, token in zip(kept, encoding.ids, strict=False) if token != unknown_id]
     end = max((span[1] for span in kept), default=0) if total > limit else len(clean)
-    return TokenUse(total, used, limit, _unread(clean, seen, end))
+    unknown = _unread(clean, seen, end)
+    return TokenUse(total, used, limit, unknown, _near(tokenizer, unknown))
 
 
 @functools.lru_cache(maxsize=8)
@@ -81,15 +88,24 @@ def _unread(text: str, seen: list[tuple[int, int]], end: int) -> tuple[str, ...]
     covered = bytearray(len(text))
     for start, stop in seen:
         covered[start:stop] = b"\1" * (stop - start)
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for match in re.finditer(r"\S+", text[:end]):
         word = match.group()
         missed = [c for i, c in enumerate(word, match.start()) if not covered[i]]
         if any(unicodedata.category(c)[0] in "LN" or unicodedata.category(c) == "So" for c in missed):
-            found.setdefault(_bare(word))
+            found.setdefault(_bare(word).casefold(), _bare(word))
             if len(found) == MAX_UNKNOWN:
                 break
-    return tuple(found)
+    return tuple(found.values())
+
+
+def _near(tokenizer: Tokenizer, unknown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Spelling help where the model reads whole words; the vocabulary of a large model holds pieces of words."""
+    if not unknown or tokenizer.get_vocab_size() > MAX_WORDS:
+        return ()
+    words = [word for word in tokenizer.get_vocab() if word.isalpha()]
+    close = ((word, difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.8)) for word in unknown[:8])
+    return tuple((word, match[0]) for word, match in close if match)
 
 
 def _bare(word: str) -> str:

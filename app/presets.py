@@ -1,0 +1,204 @@
+"""Whatever a person can hand in, as requests: a preset, a batch, a clip, a share code, or a shipped preset's name.
+
+Presets on disk live in ``app.preset_files``, codes in ``app.share_code``; both are reached through this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import UsageError
+from app.paths import Home
+from app.preset_files import (
+    FIRST,
+    Preset,
+    PresetEntry,
+    delete_own,
+    load_preset,
+    own_presets,
+    picture,
+    preset_from,
+    read_bytes,
+    read_preset,
+    rename_own,
+    save_own,
+    save_preset,
+    shipped_presets,
+)
+from app.request import GenerationRequest, request_from
+from app.share_code import MAX_CODE, decode_code, encode_code, looks_like_code
+from app.strict_json import MAX_BYTES, Document, parse
+from app.validation import closest
+
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+MAX_BATCH_LINES = 10_000
+_VIDEO = (".mp4", ".m4v", ".mov")
+_BATCH = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class NamedRequest:
+    """A request and where it came from.
+
+    ``name`` is short and fit to become part of a file name, ``origin`` is how errors and summaries name it, ``folder``
+    is where its pictures lie (None: it can have none), ``metadata`` is the whole record of the clip it was read from.
+    """
+
+    name: str
+    request: GenerationRequest
+    origin: str
+    title: str = ""
+    folder: Path | None = None
+    warnings: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] | None = None
+
+
+def read_source(text: str, home: Home | None = None) -> list[NamedRequest]:
+    """The requests in a PRESET, JSONL or MP4 file, a share CODE, or a shipped (with ``home``: or own) preset's name.
+
+    Raises UsageError naming file and line, or saying what is possible.
+    """
+    path = _existing(text)
+    if path is not None:
+        return list(_from_file(path))
+    if looks_like_code(text):
+        return [_from_code(text, "share code")]
+    name = text.strip().removesuffix(".json")
+    entries = (*shipped_presets(), *(own_presets(home) if home else ()))
+    for entry in entries:
+        if entry.name == name:
+            return list(_from_file(entry.path))
+    raise UsageError(_nothing(text, [entry.name for entry in entries]))
+
+
+def _existing(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser()
+        return path if text.strip() and os.path.lexists(path) else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _from_file(path: Path) -> Iterator[NamedRequest]:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name the files in it, for example {path / '*.json'}.")
+    kind = _kind(path)
+    if kind == "clip":
+        yield _from_clip(path)
+    elif kind == "batch":
+        yield from _from_batch(path)
+    elif kind == "code":
+        yield _from_code(read_bytes(path, MAX_CODE).decode("utf-8", "replace"), str(path))
+    else:
+        preset, request, warnings = read_preset(path)
+        yield NamedRequest(path.stem, request, str(path), preset.title, path.parent, warnings)
+
+
+def _kind(path: Path) -> str:
+    """ "clip", "batch", "code" or "preset", by content where it is plain and by suffix otherwise."""
+    head = b""
+    if path.is_file():
+        try:
+            with path.open("rb") as file:
+                head = file.read(65_536)
+        except OSError as error:
+            raise UsageError(f"{path} can't be read ({error.strerror}).") from error
+    suffix = path.suffix.lower()
+    if head[4:8] == b"ftyp" or suffix in _VIDEO:
+        return "clip"
+    if suffix in _BATCH:
+        return "batch"
+    if suffix == ".json":
+        return "preset"
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    if looks_like_code(text):
+        return "code"
+    if not text.startswith("{"):
+        raise UsageError(f"{path} is neither a preset (.json), a batch (.jsonl), a clip (.mp4) nor a share code.")
+    first, _, rest = text.partition("\n")
+    return "batch" if first.rstrip().endswith("}") and rest.strip() else "preset"
+
+
+def _from_clip(path: Path) -> NamedRequest:
+    from app.video import read_metadata
+
+    metadata = read_metadata(path)
+    record = {key: metadata[key] for key in ("kinetile", "request") if key in metadata}
+    _, request, warnings = preset_from(Document(str(path), record))
+    return NamedRequest(path.stem, request, str(path), "", path.parent, warnings, metadata)
+
+
+def _from_code(text: str, origin: str) -> NamedRequest:
+    request, warnings = request_from(Document(origin, decode_code(text)))
+    for name in ("image", "last_image"):
+        if getattr(request, name) is not None:
+            raise UsageError(f"{origin}, {name}: a share code can't bring a picture; use a preset with its folder.")
+    return NamedRequest("shared", request, origin, warnings=warnings)
+
+
+def _from_batch(path: Path) -> Iterator[NamedRequest]:
+    """One partial request per line; blank lines count but ask for nothing."""
+    found = 0
+    for number, line in _lines(path):
+        found += 1
+        source = f"{path}:{number}"
+        if found > MAX_BATCH_LINES:
+            raise UsageError(f"{source}: a batch may ask for at most {MAX_BATCH_LINES:,} requests; split the file.")
+        request, warnings = request_from(parse(line, source, limit=MAX_BYTES, one_line=True))
+        for name in ("image", "last_image"):
+            if getattr(request, name) is not None:
+                picture(path.parent, getattr(request, name), f"{source}, {name}")
+        yield NamedRequest(f"{path.stem}-{number}", request, source, "", path.parent, warnings)
+    if not found:
+        raise UsageError(f"{path} holds no request; write one JSON object per line.")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that hold something, with their numbers from 1, never more than one long line in memory."""
+    total = number = 0
+    try:
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file.")
+        with path.open("rb") as file:
+            while line := file.readline(MAX_BYTES + 1):
+                number, total = number + 1, total + len(line)
+                if total > MAX_BATCH_BYTES:
+                    raise UsageError(f"{path}:{number}: a batch has at most {MAX_BATCH_BYTES:,} bytes; split the file.")
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    yield number, line
+    except OSError as error:
+        raise UsageError(f"{path} can't be read ({error.strerror}).") from error
+
+
+def _nothing(text: str, names: list[str]) -> str:
+    shown = "".join(c if c.isprintable() else "?" for c in text[:80])
+    possible = (
+        "Give a preset (.json), a batch (.jsonl), a clip made by Kinetile (.mp4), a share code (KT1-…) or one of the "
+        f"presets {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."
+    )
+    if re.search(r"[/\\]|\.\w{2,5}$", shown):
+        return f"There is no file {shown!r}. {possible}"
+    return f"{shown!r} is no file, share code or preset.{closest(shown, names)} {possible}"
+
+
+__all__ = [
+    "FIRST",
+    "NamedRequest",
+    "Preset",
+    "PresetEntry",
+    "decode_code",
+    "delete_own",
+    "encode_code",
+    "load_preset",
+    "own_presets",
+    "read_source",
+    "rename_own",
+    "save_own",
+    "save_preset",
+    "shipped_presets",
+]
