@@ -1,0 +1,32 @@
+"""The references for linears and the VAE: the modules as they are, on every machine. Attention's reference is
+sdpa.py."""
+
+from __future__ import annotations
+
+from accel.types import Kind, Machine, StageTraits
+
+
+class StockLinear:
+    name = "stock"
+    title = "PyTorch linears"
+    kind: Kind = "linear"
+    exact = True
+    reference = True
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+
+    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
+        return []
+
+
+class StockVae:
+    name = "stock"
+    title = "PyTorch convolutions"
+    kind: Kind = "vae"
+    exact = True
+    reference = True
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+
+    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
+        return []

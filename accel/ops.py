@@ -1,0 +1,184 @@
+"""The three custom ops that every accelerated call goes through, each with a fake kernel, so torch.compile sees no
+graph break.
+
+An op's body looks up its slot by number, tries the backend, and on Refused runs the reference and counts the reason.
+Slot numbers are reused, lowest first: installing, removing and installing again meets the same number, hence no
+recompilation. A linear gets its number as a tensor: as a plain int every layer of a model would compile its own graph.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from accel.backends.runtime import AttentionBackend, AttentionCall, Counting, PackedMatrix, Refused
+from accel.backends.sdpa import attend
+
+S = TypeVar("S")
+
+
+class Slots(Generic[S]):
+    """Numbered places, the lowest free one first."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, S] = {}
+        self._free: list[int] = []
+        self._lock = threading.Lock()
+
+    def add(self, item: S) -> int:
+        with self._lock:
+            number = heapq.heappop(self._free) if self._free else len(self._items)
+            self._items[number] = item
+            return number
+
+    def remove(self, number: int) -> None:
+        with self._lock:
+            del self._items[number]
+            heapq.heappush(self._free, number)
+
+    def __getitem__(self, number: int) -> S:
+        return self._items[number]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@dataclass
+class AttentionSlot:
+    backend: AttentionBackend
+    tally: Counting
+
+
+@dataclass
+class LinearSlot:
+    """`weight()` gives the layer's exact weight, for a call that the matrix refuses; `dtype` is what it reads as."""
+
+    matrix: PackedMatrix
+    dtype: torch.dtype
+    weight: Callable[[], torch.Tensor]
+    tally: Counting
+
+
+ATTENTION: Slots[AttentionSlot] = Slots()
+LINEARS: Slots[LinearSlot] = Slots()
+CONVS: Slots[Counting] = Slots()
+
+
+@torch.library.custom_op("accel::attention", mutates_args=())
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+    causal: bool,
+    slot: int,
+) -> torch.Tensor:
+    """Attention in layout (batch, tokens, heads, head_dim); see AttentionCall. Output contiguous."""
+    place = ATTENTION[slot]
+    call = AttentionCall(query, key, value, mask, scale, causal)
+    try:
+        out = place.backend.run(call)
+    except Refused as refusal:
+        place.tally.fell_back(str(refusal))
+        return attend(call)
+    place.tally.served()
+    return out
+
+
+@attention.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+    causal: bool,
+    slot: int,
+) -> torch.Tensor:
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+@torch.library.custom_op("accel::packed_linear", mutates_args=())
+def packed_linear(
+    inputs: torch.Tensor, bias: torch.Tensor | None, slot: torch.Tensor, out_features: int
+) -> torch.Tensor:
+    """`inputs @ weight.T + bias` over the last dim, with the weight packed in `slot` (int64 scalar tensor)."""
+    place = LINEARS[int(slot)]
+    if inputs.dtype != place.dtype:
+        # stock torch raises here too, in the same words a person would look up
+        raise RuntimeError(
+            f"expected input and weight to have the same dtype, but got: {inputs.dtype} != {place.dtype}"
+        )
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    try:
+        if rows.shape[0] == 0:
+            raise Refused("no rows")
+        out = place.matrix.run(rows, bias)
+    except Refused as refusal:
+        place.tally.fell_back(str(refusal))
+        return F.linear(inputs, place.weight(), bias)
+    place.tally.served()
+    return out.view(*inputs.shape[:-1], out_features)
+
+
+@packed_linear.register_fake
+def _(inputs: torch.Tensor, bias: torch.Tensor | None, slot: torch.Tensor, out_features: int) -> torch.Tensor:
+    return inputs.new_empty((*inputs.shape[:-1], out_features))
+
+
+@torch.library.custom_op("accel::conv3d", mutates_args=())
+def conv3d(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+    slot: int,
+) -> torch.Tensor:
+    """oneDNN's convolution called directly. inputs (N, C, T, H, W), weight (O, C / groups, t, h, w); the output lies in
+    channels_last_3d if asked, else contiguous."""
+    place = CONVS[slot]
+    if inputs.device.type == "cpu" and inputs.numel():
+        out = torch.mkldnn_convolution(inputs, weight, bias, padding, stride, dilation, groups)
+        place.served()
+    else:
+        place.fell_back("no input" if not inputs.numel() else f"oneDNN runs on the CPU, not on {inputs.device.type}")
+        out = F.conv3d(inputs, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups)
+    return out.contiguous(memory_format=torch.channels_last_3d if channels_last else torch.contiguous_format)
+
+
+@conv3d.register_fake
+def _(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+    slot: int,
+) -> torch.Tensor:
+    sizes = [
+        (inputs.shape[2 + i] + 2 * padding[i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(3)
+    ]
+    shape = (inputs.shape[0], weight.shape[0], *sizes)
+    return torch.empty(
+        shape,
+        dtype=inputs.dtype,
+        device=inputs.device,
+        memory_format=torch.channels_last_3d if channels_last else torch.contiguous_format,
+    )
