@@ -1,0 +1,100 @@
+"""Load a model's folder (diffusers layout) into a pipeline, one component at a time.
+
+diffusers loads all components in one call that can be neither watched nor stopped. Here each component of
+`model_index.json` is loaded by its own class and then handed to `DiffusionPipeline.from_pretrained`, so that loading
+tells how far it is and a cancel acts between components. Only safetensors weights are read, and nothing is fetched: a
+model lies complete on the disk or is refused.
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.errors import CannotRunError
+
+# Weights live in these libraries; everything else (schedulers, pipeline modules) is small and left to diffusers.
+_LIBRARIES = ("diffusers", "transformers")
+
+
+def go_offline() -> None:
+    """Keep the libraries below from the network in this process. Has effect only before they are imported."""
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY"):
+        os.environ.setdefault(name, "1")
+
+
+def quieten() -> None:
+    """Silence the libraries' own progress bars and notices: progress is ours to tell."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+
+
+def components_of(folder: Path) -> dict[str, tuple[str, str]]:
+    """The components that `folder` names, as {name: (library, class)}, in the order of its index.
+
+    Raises CannotRunError when the folder holds no readable model_index.json or a component's folder is missing.
+    """
+    index = folder / "model_index.json"
+    try:
+        entries = json.loads(index.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CannotRunError(f"The model's folder {folder} has no model_index.json: fetch the model again.") from None
+    except (OSError, ValueError) as error:
+        raise CannotRunError(f"The model's index {index} can't be read ({error}): fetch the model again.") from None
+    found = {
+        name: (value[0], value[1])
+        for name, value in entries.items()
+        if isinstance(value, list) and len(value) == 2 and value[0] is not None
+    }
+    missing = sorted(name for name in found if not (folder / name).is_dir())
+    if missing:
+        raise CannotRunError(f"The model's folder {folder} lacks {', '.join(missing)}: fetch the model again.")
+    return found
+
+
+def load_pipeline(
+    folder: Path,
+    dtypes: Mapping[str, str],
+    on_component: Callable[[int, int], None] = lambda done, of: None,
+) -> Any:
+    """The pipeline in `folder`, on the CPU, ready to be moved or accelerated.
+
+    `dtypes` maps a component's name (or "default") to a torch dtype's name such as "float32". `on_component(done,
+    of)` is called before the first component and after each; what it raises ends the loading. Raises CannotRunError
+    when the folder is not a whole model.
+    """
+    import torch
+    from diffusers import DiffusionPipeline
+
+    quieten()
+    components = components_of(folder)
+    loaded: dict[str, Any] = {}
+    on_component(0, len(components))
+    try:
+        for done, (name, (library, kind)) in enumerate(components.items(), start=1):
+            if library in _LIBRARIES:
+                dtype = getattr(torch, dtypes.get(name, dtypes.get("default", "float32")))
+                loaded[name] = _load_component(folder, name, library, kind, dtype)
+            on_component(done, len(components))
+        pipeline = DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **loaded)
+    except (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError) as error:
+        if isinstance(error, RuntimeError) and "alloc" in str(error):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CannotRunError(f"The model in {folder} can't be loaded ({reason}): fetch the model again.") from error
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _load_component(folder: Path, name: str, library: str, kind: str, dtype: Any) -> Any:
+    factory = getattr(importlib.import_module(library), kind)
+    where = {"subfolder": name, "local_files_only": True}
+    if hasattr(factory, "forward"):
+        return factory.from_pretrained(str(folder), dtype=dtype, use_safetensors=True, **where)
+    return factory.from_pretrained(str(folder), **where)

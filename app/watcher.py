@@ -1,0 +1,154 @@
+"""Follow one run of a pipeline from inside: its stage, whether it must stop, whether its numbers are still numbers.
+
+A pipeline offers one callback, after each step. Cancelling must also act while the text is encoded, within a step,
+and between decoded latent frames; so for the length of one run, forward-pre-hooks sit on the text encoder, on the
+transformer and its blocks, and on the VAE's decoder. They only look (at a flag and a clock): a watched run is
+bit-equal to an unwatched one. Compiled modules are left alone, a hook would be traced and break their graph; the
+outer module is watched then.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from app.preview import CleanEstimate, LatentColours
+from app.progress import Progress, StageClock
+
+# Pictures a second at most, so that previews stay below a percent of a clip's time.
+_PREVIEW_SECONDS = 0.4
+
+
+class Stop(BaseException):
+    """A person asked to stop. Raised through the pipeline, caught by the engine, never seen outside.
+
+    Not an Exception, so that no library's `except Exception` on the way swallows it.
+    """
+
+
+class NotFinite(Exception):  # noqa: N818  it names what was found
+    """Latents or frames are not numbers, or nothing but one colour. `where` gave `found`."""
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(f"{where} gave {found}")
+        self.where, self.found = where, found
+
+
+class Watcher:
+    """Hooks and callback for one run. Use it as a context manager around the pipeline's call."""
+
+    def __init__(
+        self,
+        pipeline: Any,
+        clock: StageClock,
+        steps: int,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        colours: Callable[[], LatentColours | None] | None = None,
+    ) -> None:
+        self._pipeline, self._clock, self._steps = pipeline, clock, steps
+        self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
+        self._hooks: list[Any] = []
+        self._estimate = CleanEstimate(pipeline.scheduler) if colours is not None else None
+        self._last_preview = float("-inf")
+        self._frames_begun = 0
+        self.steps_done = 0
+
+    def __enter__(self) -> Self:
+        if (encoder := getattr(self._pipeline, "text_encoder", None)) is not None:
+            for module in (encoder, *_blocks(encoder)):
+                self._hook(module, self._check_stop)
+        for name in ("transformer", "transformer_2"):
+            if (transformer := getattr(self._pipeline, name, None)) is not None:
+                self._hook(transformer, self._before_denoising)
+                for block in _blocks(transformer):
+                    self._hook(block, self._check_stop)
+        decoder = getattr(getattr(self._pipeline, "vae", None), "decoder", None)
+        if decoder is not None:
+            self._hook(decoder, self._before_latent_frame)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def step_end(self, pipeline: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """diffusers' `callback_on_step_end`. Raises Stop, or NotFinite naming the step."""
+        latents = tensors["latents"]
+        self.steps_done = index + 1
+        check_finite(latents, f"Step {index + 1} of {self._steps}")
+        if self._clock.stage != "denoising":
+            self._clock.enter("denoising", self._steps)
+        self._clock.advance(index + 1)
+        self._tell(self._preview(index, latents))
+        if index + 1 >= self._steps:
+            self._clock.enter("decoding", latents.shape[2] if latents.ndim == 5 and self._decodes_by_frame() else 1)
+            self._tell()
+        self._check_stop()
+        return tensors
+
+    def _hook(self, module: Any, look: Callable[..., None]) -> None:
+        if getattr(module, "_compiled_call_impl", None) is None:
+            self._hooks.append(module.register_forward_pre_hook(look))
+
+    def _check_stop(self, *_: Any) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise Stop
+
+    def _before_denoising(self, *_: Any) -> None:
+        if self._clock.stage == "text":
+            self._clock.enter("denoising", self._steps)
+            self._tell()
+        self._check_stop()
+
+    def _before_latent_frame(self, *_: Any) -> None:
+        if self._clock.stage == "decoding":
+            # Called before a frame, so the one before it is done. A tiled decoder calls more often: the count then
+            # rests at its end.
+            self._clock.advance(self._frames_begun)
+            if self._frames_begun:
+                self._tell()
+            self._frames_begun += 1
+        self._check_stop()
+
+    def _decodes_by_frame(self) -> bool:
+        """Causal VAEs of the Wan kind keep a feature cache and decode frame by latent frame; others all at once."""
+        return hasattr(self._pipeline.vae, "clear_cache")
+
+    def _preview(self, index: int, latents: Any) -> Any:
+        if self._estimate is None or self._colours is None:
+            return None
+        clean = self._estimate.after_step(index, latents)
+        moment = time.monotonic()
+        if clean is None or clean.ndim != 5 or moment - self._last_preview < _PREVIEW_SECONDS:
+            return None
+        self._last_preview = moment
+        colours = self._colours()
+        return None if colours is None else colours.picture(clean)
+
+    def _tell(self, preview: Any = None) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._clock.progress(preview))
+
+
+def check_finite(values: Any, where: str) -> None:
+    """Raise NotFinite when the tensor `values` holds NaN or an infinity. One pass, one scalar back."""
+    import torch
+
+    if not torch.isfinite(values).all():
+        raise NotFinite(where, "values that are not numbers")
+
+
+def _blocks(module: Any) -> Iterator[Any]:
+    """The items of the outermost module lists below `module`: its transformer blocks, whatever they are called."""
+    from torch.nn import ModuleList
+
+    for child in module.children():
+        if isinstance(child, ModuleList):
+            yield from child
+        else:
+            yield from _blocks(child)

@@ -1,0 +1,138 @@
+"""Previews: the estimate of the clean latents is the true one, and the linear colours are close to what the VAE
+means.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from app.preview import CleanEstimate, LatentColours  # noqa: E402
+from tests.app.tiny import build_tiny_pipeline  # noqa: E402
+
+
+class TrueDenoiser:
+    """Flow matching whose model knows the answer: x_t = (1 - s) x0 + s noise, so the velocity is noise - x0."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.clean = torch.randn(1, 8, 3, 4, 6, generator=generator)
+        self.noise = torch.randn(1, 8, 3, 4, 6, generator=generator)
+
+    def estimates(self, scheduler: Any, output: Any, steps: int) -> list[Any]:
+        scheduler.set_timesteps(steps)
+        scheduler.set_begin_index(0)
+        estimate = CleanEstimate(scheduler)
+        latents, found = self.noise.clone(), []
+        for index, timestep in enumerate(scheduler.timesteps):
+            latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
+            found.append(estimate.after_step(index, latents))
+        return found
+
+
+def test_unipc_keeps_the_clean_estimate() -> None:
+    from diffusers import UniPCMultistepScheduler
+
+    truth = TrueDenoiser()
+    scheduler = UniPCMultistepScheduler(prediction_type="sample", use_flow_sigmas=True, flow_shift=3.0)
+    for found in truth.estimates(scheduler, truth.clean, steps=4):
+        assert torch.equal(found, truth.clean)
+
+
+def test_flow_matching_estimate_follows_from_two_latents() -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    truth = TrueDenoiser()
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    first, *others = truth.estimates(scheduler, truth.noise - truth.clean, steps=5)
+    assert first is None, "one latent alone says nothing"
+    for found in others:
+        error = float((found - truth.clean).abs().max())
+        print("max error", error)
+        assert error < 1e-5
+
+
+def test_a_scheduler_that_tells_nothing_gives_no_picture() -> None:
+    assert CleanEstimate(object()).after_step(1, torch.zeros(1)) is None
+
+
+class AveragingVae:
+    """A VAE whose latents are known: the mean colour of each 16x16 block (frame 0 alone, then two frames together)."""
+
+    class Config:
+        latents_mean = (0.2, -0.1, 0.0)
+        latents_std = (0.5, 2.0, 1.0)
+
+    config = Config()
+
+    def parameters(self) -> Any:
+        yield torch.zeros(1)
+
+    def encode(self, pixels: Any, return_dict: bool = True) -> tuple[Any]:
+        later = (pixels[:, :, 1::2] + pixels[:, :, 2::2]) / 2
+        frames = torch.cat([pixels[:, :, :1], later], dim=2)
+        latents = torch.nn.functional.avg_pool3d(frames, (1, 16, 16))
+        return (type("Distribution", (), {"mode": lambda self: latents})(),)
+
+
+def test_colours_are_exact_where_latents_are_colours() -> None:
+    """A latent that is the mean colour: the average over each fitted patch must come out as that colour."""
+    colours = LatentColours.fit(AveragingVae())
+    shown = torch.tensor([0.25, 0.5, 0.75])
+    config = AveragingVae.config
+    latents = ((shown * 2 - 1) - torch.tensor(config.latents_mean)) / torch.tensor(config.latents_std)
+    picture = colours.picture(latents.view(1, 3, 1, 1, 1).expand(1, 3, 2, 3, 4))
+    assert picture.dtype == np.uint8
+    assert picture.shape == (2, 3 * 4, 4 * 4, 3)
+    mean = picture.reshape(-1, 3).mean(axis=0) / 255
+    print("mean colour", mean)
+    assert np.abs(mean - shown.numpy()).max() < 0.01
+
+
+def test_fit_on_a_real_vae_is_repeatable_and_leaves_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    vae = build_tiny_pipeline().vae
+    before = torch.get_rng_state()
+    first, second = LatentColours.fit(vae), LatentColours.fit(vae)
+    assert torch.equal(before, torch.get_rng_state())
+    latents = torch.randn(1, 8, 3, 2, 4, generator=torch.Generator().manual_seed(1))
+    assert first.picture(latents).shape == (3, 8, 16, 3)
+    assert np.array_equal(first.picture(latents), second.picture(latents))
+
+
+def test_numbers_that_are_none_make_a_picture_still() -> None:
+    colours = LatentColours(np.ones((3, 3)), patch=1)
+    latents = torch.full((1, 2, 1, 1, 2), float("nan"))
+    assert colours.picture(latents).shape == (1, 1, 2, 3)
+
+
+def test_factors_must_fit_the_patch() -> None:
+    with pytest.raises(ValueError, match="12"):
+        LatentColours(np.ones((3, 3)), patch=2)
+
+
+@pytest.mark.skipif(
+    not (Path(__file__).parents[2] / "app" / "starter" / "weights" / "vae").is_dir(), reason="needs the starter"
+)
+def test_starter_colours_explain_its_pictures() -> None:
+    """On pictures that were not fitted, the map must tell colours better than the mean colour does."""
+    from diffusers import AutoencoderKLWan
+
+    from app import preview
+
+    vae = AutoencoderKLWan.from_pretrained(
+        Path(__file__).parents[2] / "app" / "starter" / "weights", subfolder="vae", torch_dtype=torch.float32
+    )
+    colours = LatentColours.fit(vae)
+    clip = preview._drawn_clip(np.random.default_rng(99))
+    with torch.no_grad():
+        pixels = torch.from_numpy(clip * 2 - 1).permute(3, 0, 1, 2)[None]
+        latents = preview._normalised(vae, vae.encode(pixels, return_dict=False)[0].mode())
+    shown = colours.picture(latents)[0] / 255
+    wanted = clip[0].reshape(shown.shape[0], 4, shown.shape[1], 4, 3).mean(axis=(1, 3))
+    explained = 1 - ((shown - wanted) ** 2).mean() / ((wanted - wanted.mean(axis=(0, 1))) ** 2).mean()
+    print("share of the variance explained", explained)
+    assert explained > 0.3
