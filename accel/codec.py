@@ -29,7 +29,7 @@ def encode(value: Any) -> Any:
 def decode(kind: type[T], data: Any, path: str = "") -> T:
     """An instance of `kind` from `encode`'s output. Raises ValueError naming the dotted path, the value and what was
     expected."""
-    return _decode(kind, data, path or kind.__name__)  # type: ignore[no-any-return]
+    return _decode(kind, data, path or kind.__name__)
 
 
 @cache

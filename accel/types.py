@@ -16,7 +16,7 @@ from accel.codec import decode, encode
 Scalar = str | int | float | bool | None
 Kind = Literal["attention", "linear", "vae"]
 StageName = Literal["text_encoder", "transformer", "vae"]
-GpuVendor = Literal["nvidia", "amd", "apple", "intel"]
+GpuVendor = Literal["nvidia", "amd", "apple"]
 
 STAGES: tuple[StageName, ...] = ("text_encoder", "transformer", "vae")
 
@@ -26,7 +26,7 @@ class AsData:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, ready for `json.dumps`."""
-        return encode(self)  # type: ignore[no-any-return]
+        return encode(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

@@ -1,0 +1,34 @@
+"""What a person can do about what is missing: each as a clause that completes a sentence. The one place for commands
+and addresses.
+
+Releases: CUDA 13.0 builds of torch 2.13 have code for compute capability 7.5 and newer and need driver 580; CUDA 12.6
+builds have code for
+5.0 to 9.0; ROCm builds are 7.2 (PyTorch, RELEASE.md). SGLang documents how to get its CPU kernels on its own page.
+"""
+
+from __future__ import annotations
+
+import re
+
+TORCH_INDEX = "https://download.pytorch.org/whl"
+SGLANG_CPU_PAGE = "https://docs.sglang.io/docs/hardware-platforms/cpu_server"
+AITER_PAGE = "https://github.com/ROCm/aiter"
+
+
+def torch_command(index: str) -> str:
+    return f"pip install --force-reinstall torch --index-url {TORCH_INDEX}/{index}"
+
+
+def torch_for(arch: str) -> str:
+    """How to get a torch with code for this GPU."""
+    if arch.startswith("gfx"):
+        return f"install torch for ROCm 7.2: `{torch_command('rocm7.2')}`"
+    match = re.fullmatch(r"sm_(\d+)", arch)
+    if match and int(match[1]) < 75:
+        return f"install torch for CUDA 12.6: `{torch_command('cu126')}`"
+    return f"install torch for CUDA 13.0 (driver 580 or newer): `{torch_command('cu130')}`"
+
+
+SGL_CPU = f"SGLang's page says how to get its CPU kernels: {SGLANG_CPU_PAGE}"
+SGL_HOPPER = "`pip install sglang-kernel` in the release made for your torch"
+AITER = f"AMD's kernels are the package amd-aiter, not aiter: {AITER_PAGE}"

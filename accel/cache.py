@@ -1,0 +1,87 @@
+"""Remembers what the child runs said, in accel's own cache folder, so that only a machine's first start pays for them.
+
+A record is keyed by everything that could change an answer: CPU and its claims, kernel, drivers, packages, overrides,
+and the test code
+itself. A folder that can't be written, a broken record or one from another version is simply no record: the runs happen
+again.
+`ACCEL_CACHE` names another folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+KEPT = 8
+"""Records kept; the oldest go. One machine has one per environment it is used from."""
+
+
+def folder() -> Path:
+    chosen = os.environ.get("ACCEL_CACHE")
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("accel", appauthor=False)) / "proofs"
+
+
+def key(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def load(name: str, where: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Remembered results by task, empty when there are none that can be trusted."""
+    try:
+        data = json.loads(((where or folder()) / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    return {task: result for task, result in data.items() if _sound(result)}
+
+
+def _sound(result: Any) -> bool:
+    if (
+        not isinstance(result, dict)
+        or not isinstance(result.get("ok"), bool)
+        or not isinstance(result.get("reason"), str)
+    ):
+        return False
+    figures = result.get("figures", {})
+    numbers = isinstance(figures, dict) and all(isinstance(value, (int, float)) for value in figures.values())
+    return numbers and isinstance(result.get("gpus", []), list)
+
+
+def save(name: str, results: Mapping[str, Mapping[str, Any]], where: Path | None = None) -> str:
+    """Writes the results that may be remembered, whole or not at all. Returns why it could not, as a sentence, else
+    ""."""
+    lasting = {task: result for task, result in results.items() if not result.get("again")}
+    place = where or folder()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(lasting, file)
+            os.replace(temporary, place / f"{name}.json")
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _prune(place)
+    except OSError as error:
+        return f"the hardware tests' results could not be kept in {place} ({error.strerror}) and are run at each start"
+    return ""
+
+
+def _prune(place: Path) -> None:
+    records = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in records[KEPT:]:
+        with suppress(OSError):
+            old.unlink()
