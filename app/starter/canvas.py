@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,3 +89,8 @@ def color(values: tuple[float, float, float], device: torch.device) -> Tensor:
 def blend(first: Tensor, second: Tensor, amount: Tensor | float) -> Tensor:
     """``first`` where amount is 0, ``second`` where it is 1."""
     return first + (second - first) * amount
+
+
+def chunks(count: int, size: int) -> Iterator[slice]:
+    """Slices of at most ``size`` items that cover ``count`` items."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))

@@ -20,7 +20,7 @@ COLOR_WORDS: dict[str, Weighted] = {
 SHAPE_WORDS: dict[str, Weighted] = {
     "ball": ("ball",) * 4 + ("sphere", "beach ball"),
     "box": ("box",) * 4 + ("cube", "gift", "present", "square"),
-    "star": ("star",) * 4 + ("little star",),
+    "star": ("star",) * 5,
     "heart": ("heart",) * 4 + ("love heart",),
     "fish": ("fish",) * 5 + ("goldfish",),
     "car": ("car",) * 4 + ("automobile", "vehicle"),
