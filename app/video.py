@@ -1,9 +1,8 @@
 """Clips as files: frames in, an H.264 MP4 that carries its own request out, and both back again.
 
 What is written: H.264 High, yuv420p, BT.709 limited range, avc1, index in front, exactly the frames, size and fps
-given. The whole metadata dict stands in the file's ``comment`` tag as ASCII JSON, which survives every tool that copies
-tags. The file is read back, decoded and compared before it gets its name; see `app.outputs` for names and `app.ffmpeg`
-for colour.
+given. The whole metadata dict stands in the file's ``comment`` tag as ASCII JSON. The file is read back, decoded and
+compared before it gets its name; see `app.outputs` for names and `app.ffmpeg` for colour.
 
 Sides: 4:2:0 needs even ones. An odd side gets its last row or column of pixels repeated once, never a stretch; the
 ``description`` tag keeps the true size, `decode_frames` crops to it, and a warning says so.

@@ -1,17 +1,12 @@
-"""Clips as files: what is written is what was asked, the request comes back, and no failure costs the frames."""
+"""Clips as files: what is written is what was asked, and the request comes back, also past files from strangers."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import shutil
 import struct
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,20 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from app import ffmpeg, mp4, outputs, video
-from app.errors import CannotRunError, JobFailedError, UsageError
+from app import ffmpeg, mp4, video
+from app.errors import JobFailedError, UsageError
 from app.request import GenerationRequest
-from tests.app.ffmpeg_stand_ins import LISTS_ENCODER, needs_shell, stand_in
+from tests.app.ffmpeg_stand_ins import needs_shell, stand_in
+from tests.app.tiny_clips import METADATA, listing, noise
 
 NASTY = (
     "a \"quoted\" 'text'; key=value # no comment \\ back\r\nnew line\ttab "
     "🚀 👩\u200d🚀 红 \u202e é \x00\x1b \ufeff [\\;FFMETADATA1]"
 )
-METADATA = {"kinetile": 1, "request": {"prompt": "walk"}}
-
-
-def noise(count: int = 3, height: int = 32, width: int = 32, seed: int = 0) -> video.Frames:
-    return np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), np.uint8)
 
 
 def smooth(count: int, height: int, width: int) -> video.Frames:
@@ -43,10 +34,6 @@ def smooth(count: int, height: int, width: int) -> video.Frames:
     y, x, t = np.mgrid[0:height, 0:width, 0:count].astype(float)
     waves = [np.sin(x / 23 + t / 3), np.cos(y / 19), np.sin((x + y) / 31 + t / 2)]
     return (127.5 + 100 * np.stack(waves)).transpose(3, 1, 2, 0).astype(np.uint8)
-
-
-def listing(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (256, 160), (624, 936), (250, 142), (2, 2), (18, 1000)])
@@ -324,141 +311,6 @@ def test_an_mp4_with_sound_only_has_no_frames(tmp_path: Path) -> None:
     subprocess.run([*command, str(tmp_path / "sound.mp4")], check=True)
     with pytest.raises(UsageError, match="without video"):
         video.decode_frames(tmp_path / "sound.mp4")
-
-
-# Failures while saving
-
-
-def kept_pictures(folder: Path, frames: video.Frames) -> None:
-    pictures = [np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))]
-    assert np.array_equal(np.stack(pictures), frames)
-    assert json.loads((folder / "metadata.json").read_text()) == {"fps": 8.0, **METADATA}
-
-
-@needs_shell
-@pytest.mark.parametrize(
-    ("body", "kind", "words"),
-    [
-        ("sys.exit(\"Unknown encoder 'libx264'\")", CannotRunError, "Unknown encoder"),
-        ("open(args[-1][5:], 'w').write('half')\nsys.exit('Conversion failed!')", JobFailedError, "Conversion failed!"),
-        (
-            "open(args[-1][5:], 'w').write('half')\nsys.exit('x.mp4: No space left on device')",
-            CannotRunError,
-            "is full",
-        ),
-        ("sys.stdin.buffer.read()", JobFailedError, "is empty"),
-        ("sys.stdin.buffer.read()\nopen(args[-1][5:], 'w').write('half' * 9)", JobFailedError, "not an MP4"),
-        ("os.kill(os.getpid(), 9)", JobFailedError, "exit code"),
-        ("i = args.index('-frames:v')\nargs[i + 1] = '2'\nos.execv(real, [real, *args])", JobFailedError, "2 frames"),
-        (
-            "i = args.index('-vf')\nargs[i + 1] += ',scale=48:48'\nos.execv(real, [real, *args])",
-            JobFailedError,
-            "48x48",
-        ),
-        (
-            "i = args.index('-framerate')\nargs[i + 1] = '9'\nos.execv(real, [real, *args])",
-            JobFailedError,
-            "in 0.333 s",
-        ),
-    ],
-)
-def test_a_failing_encoder_costs_no_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, kind: type[Exception], words: str
-) -> None:
-    decoding = "if 'pipe:0' not in args: os.execv(real, [real, *args])\n"
-    stand_in(monkeypatch, tmp_path, LISTS_ENCODER + decoding + body)
-    frames, out = noise(), tmp_path / "out"
-    with pytest.raises(kind, match=words) as caught:
-        video.save(frames, 8, out, "a clip", METADATA)
-    assert listing(out) == ["a-clip-frames"]
-    assert str(out / "a-clip-frames") in str(caught.value)
-    assert "\n" not in str(caught.value)
-    kept_pictures(out / "a-clip-frames", frames)
-
-
-def test_no_ffmpeg_when_saving_keeps_the_frames_under_a_free_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "gone"))
-    (tmp_path / "x-frames").mkdir()
-    with pytest.raises(CannotRunError, match=r"does not start.*x-frames-2\.$"):
-        video.save(noise(), 8, tmp_path, "x", METADATA)
-    assert listing(tmp_path) == ["x-frames", "x-frames-2"]
-    kept_pictures(tmp_path / "x-frames-2", noise())
-
-
-def test_a_folder_that_cannot_be_made_keeps_the_frames_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spare"))
-    with pytest.raises(CannotRunError, match=r"Cannot write in the output folder .*spare"):
-        video.save(noise(), 8, tmp_path / "file" / "out", "x", METADATA)
-    kept_pictures(tmp_path / "spare" / "x-frames", noise())
-
-
-def test_when_nothing_can_be_kept_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(video, "_write_poster", full)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spare"))
-    with pytest.raises(CannotRunError, match=r"is full: free some space.*could not be kept") as caught:
-        video.save(noise(), 8, tmp_path / "out", "x", METADATA)
-    assert caught.value.exit_code == 3
-    assert listing(tmp_path / "out") == listing(tmp_path / "spare") == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB of its own."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount") if sys.platform == "linux" else None
-    if (
-        not mount
-        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode
-    ):
-        pytest.skip("mounting a small file system needs root on Linux; the stand-ins say what a full disk says")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_disk_that_fills_up(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spare"))
-    frames = noise(60, 64, 64)
-    with pytest.raises(CannotRunError, match=r"The disk that holds .* is full: free some space.*spare"):
-        video.save(frames, 8, small_disk, "x", METADATA)
-    assert listing(small_disk) == []
-    kept_pictures(tmp_path / "spare" / "x-frames", frames)
-    with pytest.raises(CannotRunError, match="free, but this run may need"):
-        outputs.check_space(small_disk, video.space_needed(64, 64, 60))
-
-
-def test_an_interrupted_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ffmpeg.Child, "feed", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        video.save(noise(), 8, tmp_path, "x", METADATA)
-    assert listing(tmp_path) == []
-
-
-def test_a_name_taken_meanwhile_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program makes x.mp4 just before ours gets its name."""
-    real_link = os.link
-
-    def link(source: Path, target: Path) -> None:
-        if Path(target).name == "x.mp4":
-            (tmp_path / "x.mp4").write_text("theirs")
-        real_link(source, target)
-
-    monkeypatch.setattr(os, "link", link)
-    clip = video.save(noise(), 8, tmp_path, "x", METADATA)
-    assert (tmp_path / "x.mp4").read_text() == "theirs"
-    assert clip.path.name == "x-2.mp4"
-    assert listing(tmp_path) == ["x-2.mp4", "x-2.png", "x.mp4"]
 
 
 def test_noise_stays_within_the_space_foreseen(tmp_path: Path) -> None:
