@@ -1,0 +1,229 @@
+"""Putting a Plan into a pipeline, counting what it does, and taking it out again, bit for bit.
+
+Installing decides nothing: what is engaged stands in the plan. Per component, in this order: cast, attention, linears
+or convolutions, compile; `remove` goes the other way. Each step hands back its own undo, so that a step that fails
+half way leaves the pipeline as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel import bridge
+from accel.backends import backend
+from accel.casting import Cast, cast_component
+from accel.errors import AccelError
+from accel.linears import PackedLinears, pack_linears
+from accel.ops import AttentionSlot
+from accel.originals import weights_file
+from accel.report import Tally
+from accel.types import Plan, StageName, StagePlan
+
+COMPONENTS: dict[StageName, tuple[str, ...]] = {
+    "text_encoder": ("text_encoder", "text_encoder_2", "text_encoder_3"),
+    "transformer": ("transformer", "transformer_2"),
+    "vae": ("vae",),
+}
+MARK = "_accel_installation"
+NOT_ENGAGED = ("stock", "", "none", "off")
+
+
+class Installation:
+    """What was put into one pipeline. Made by `install`; `remove()` ends it, and a second `remove()` does nothing."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.active = True
+        self.tallies: list[Tally] = []
+        self.linears: dict[str, PackedLinears] = {}
+        self.casts: dict[str, Cast] = {}
+        self.patches: dict[str, bridge.AttentionPatch] = {}
+        self.components: dict[str, nn.Module] = {}
+        self.notes: list[str] = []
+        self._undo: list[Callable[[], Any]] = []
+
+    def remove(self) -> list[str]:
+        """Restore every tensor, class, processor and the dispatcher's registry. Returns notes, one sentence each, on
+        what was changed while installed and therefore could not be restored to the bits of before."""
+        notes: list[str] = []
+        while self._undo:
+            note = self._undo.pop()()
+            if isinstance(note, str):
+                notes.append(note)
+        for component in self.components.values():
+            vars(component).pop(MARK, None)
+        self.active = False
+        return notes
+
+    def reset(self) -> None:
+        """Count from zero again: the engine calls it before each clip."""
+        for tally in self.tallies:
+            tally.reset()
+        for patch in self.patches.values():
+            if patch.unreached is not None:
+                patch.unreached.calls = 0
+
+    def report(self) -> dict[str, Any]:
+        """JSON data: `{"attention": {component: ...}, "linear": {...}, "vae": {...}, "restoring": {...}, "notes":
+        [...]}`.
+
+        Attention and convolutions: see Tally.to_dict, and `unreached` for attention no backend can be put into.
+        Linears: the same plus `packed`, `packed_bytes` and `skipped`, the reasons with their counts.
+        """
+        result: dict[str, Any] = {"attention": {}, "linear": {}, "vae": {}}
+        for tally in self.tallies:
+            result[tally.kind][tally.component] = tally.to_dict()
+        for component, linears in self.linears.items():
+            result["linear"][component] |= linears.to_dict()
+        for component, patch in self.patches.items():
+            entry = result["attention"].setdefault(component, {})
+            entry["modules"] = patch.reached
+            if patch.unreached is not None:
+                entry["unreached"] = patch.unreached.to_dict()
+            if patch.replaced():
+                entry["replaced"] = f"{patch.replaced()} processors were exchanged since: call accel.install again"
+        result["restoring"] = self._restoring()
+        result["notes"] = list(self.notes)
+        return result
+
+    def _restoring(self) -> dict[str, Any]:
+        """What `remove()` needs: memory held for it, and tensors it will read from their files again."""
+        kept = sum(cast.kept_bytes for cast in self.casts.values())
+        kept += sum(linears.kept_bytes for linears in self.linears.values())
+        reread = sum(cast.reread for cast in self.casts.values())
+        reread += sum(linears.reread for linears in self.linears.values())
+        unpacked = sum(linears.packed for linears in self.linears.values())
+        return {"kept_bytes": kept, "reread_tensors": reread, "unpacked_linears": unpacked}
+
+    # A copied or pickled component is a plain one: it carries no installation.
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+    # -- steps
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _install(self, pipeline: Any) -> None:
+        for stage in self.plan.stages:
+            for name in COMPONENTS[stage.stage]:
+                component = getattr(pipeline, name, None)
+                if isinstance(component, nn.Module):
+                    self.components[name] = component
+                    setattr(component, MARK, self)
+                    self._install_component(name, component, stage)
+
+    def _install_component(self, name: str, component: nn.Module, stage: StagePlan) -> None:
+        self._cast(name, component, stage.dtype.engaged)
+        if stage.stage == "transformer":
+            self._attention(name, component, stage.attention.engaged)
+        if stage.stage == "vae":
+            self._convolutions(name, component, stage.vae.engaged)
+        else:
+            self._linears(name, component, stage.linear.engaged)
+        if stage.compile.engaged == "yes":
+            self._compile(name, component)
+
+    def _cast(self, name: str, component: nn.Module, dtype: str) -> None:
+        if not _engaged(dtype):
+            return
+        cast = cast_component(component, getattr(torch, dtype), weights_file(component))
+        if cast is None:
+            return
+        self.casts[name] = cast
+
+        def undo() -> str | None:
+            changed = cast.undo()
+            return f"{changed} weights of {name} were changed in {dtype} and keep that value" if changed else None
+
+        self._undo.append(undo)
+
+    def _attention(self, name: str, component: nn.Module, engaged: str) -> None:
+        reason = bridge.why_not()
+        if reason or not _engaged(engaged):
+            self.notes += [f"{name}'s attention is left alone: {reason}"] if reason else []
+            return
+        tally = Tally(name, "attention", engaged)
+        chosen: Any = backend("attention", engaged)
+        patch = bridge.AttentionPatch(component, name, AttentionSlot(chosen, tally))
+        self.patches[name] = patch
+        self._undo.append(patch.undo)
+        if patch.reached:
+            self.tallies.append(tally)
+
+    def _linears(self, name: str, component: nn.Module, engaged: str) -> None:
+        if not _engaged(engaged):
+            return
+        tally = Tally(name, "linear", engaged)
+        chosen: Any = backend("linear", engaged)
+        linears = pack_linears(component, chosen, tally, weights_file(component))
+        self.linears[name] = linears
+        self.tallies.append(tally)
+        self._undo.append(linears.undo)
+
+    def _convolutions(self, name: str, component: nn.Module, engaged: str) -> None:
+        if not _engaged(engaged):
+            return
+        tally = Tally(name, "vae", engaged)
+        chosen: Any = backend("vae", engaged)
+        self._undo.append(chosen.apply(component, tally))
+        self.tallies.append(tally)
+
+    def _compile(self, name: str, component: nn.Module) -> None:
+        """The repeated blocks one by one: one graph serves them all, in a fraction of the whole model's time."""
+        kinds = set(getattr(component, "_repeated_blocks", None) or ())
+        blocks = [module for module in component.modules() if type(module).__name__ in kinds]
+        if not blocks:
+            self.notes.append(f"{name} is not compiled: it names no repeated blocks")
+            return
+        before = [(block, block._compiled_call_impl) for block in blocks]
+        for block in blocks:
+            block.compile(fullgraph=True)
+
+        def undo() -> None:
+            for block, call in before:
+                block._compiled_call_impl = call
+
+        self._undo.append(undo)
+
+
+def install(pipeline: Any, plan: Plan | None = None) -> Installation:
+    """Put `plan` into `pipeline`'s text encoders, transformers and VAE; without a plan, the one that this machine's
+    probe and the pipeline's traits give.
+
+    Installing the same plan again gives the Installation there is; another plan takes that one out first. Raises
+    AccelError when a step fails, with the pipeline as it was.
+    """
+    if plan is None:
+        import accel
+
+        api: Any = accel
+        plan = api.make_plan(api.probe(), api.traits_of(pipeline), api.Preferences())
+    assert plan is not None
+    names = [name for stage in plan.stages for name in COMPONENTS[stage.stage]]
+    parts = [part for name in names if isinstance(part := getattr(pipeline, name, None), nn.Module)]
+    there = {id(found): found for part in parts if (found := getattr(part, MARK, None)) is not None}
+    for found in there.values():
+        if found.plan == plan and all(getattr(part, MARK, None) is found for part in parts):
+            return found
+        found.remove()
+    installation = Installation(plan)
+    try:
+        installation._install(pipeline)
+    except Exception as error:
+        installation.remove()
+        raise AccelError(f"the plan could not be put into {type(pipeline).__name__}: {error}") from error
+    return installation
+
+
+def _engaged(choice: str) -> bool:
+    return choice not in NOT_ENGAGED
+
+
+def _nothing() -> None:
+    return None
