@@ -101,11 +101,12 @@ def relative_name(name: str) -> str:
         raise ValueError(f"is {len(text):,} characters long, at most {MAX_NAME:,} are allowed")
     if any(ord(c) < 32 or ord(c) == 127 for c in text):
         raise ValueError("holds a control character")
-    if is_foreign(name):
-        raise ValueError("is an absolute path")
     parts = [part for part in text.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise ValueError('holds ".."')
+    if is_foreign(name) or is_foreign("/".join(parts)):
+        raise ValueError("is an absolute path")
+    # Windows drops dots and spaces at the end of a name, so ".. " climbs as well.
+    if any(not part.strip(". ") for part in parts):
+        raise ValueError('holds ".." or a name of dots and spaces')
     if ":" in text:
         raise ValueError('holds ":"')
     if not parts:

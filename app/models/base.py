@@ -152,7 +152,7 @@ class Family:
             reason = f"{self._who} takes at most {rules.max_steps} steps, so {asked.steps} become {rules.max_steps}."
             changed.append(Adjustment(field="steps", asked=asked.steps, used=rules.max_steps, reason=reason))
         tokens = self._tokens("prompt", asked.prompt, changed)
-        self._tokens("negative_prompt", asked.negative_prompt or "", changed)
+        self._tokens("negative_prompt", self._own_words(request), changed)
         if strict and changed:
             raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed) + _ADVICE)
         return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
@@ -175,7 +175,7 @@ class Family:
             "image": request.image,
             "last_image": request.last_image,
             "lora": request.loras,
-            "negative_prompt": request.negative_prompt,
+            "negative_prompt": self._own_words(request),
         }
         words = {
             "image": "a picture",
@@ -189,6 +189,10 @@ class Family:
                 raise UsageError(f"{key}: {self._who} can't use {words[name]}; remove it or choose another model.")
         if request.shift is not None and "shift" not in self.takes and request.shift != self.defaults.shift:
             raise UsageError(f"shift: {self._who} works with {self.defaults.shift:g} only; remove it.")
+
+    def _own_words(self, request: GenerationRequest) -> str:
+        """The negative prompt unless it is the model's default, which nobody is to be blamed for."""
+        return "" if request.negative_prompt in (None, self.defaults.negative_prompt) else request.negative_prompt or ""
 
     @property
     def _who(self) -> str:

@@ -1,0 +1,79 @@
+"""How much of a prompt is read, and which words are not (CASES 23)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import CannotRunError
+from app.models.tokens import TokenUse, count_tokens
+from tests.app.models.vocabulary import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model")) / "tokenizer" / "tokenizer.json"
+
+
+def use(file: Path, text: str, limit: int = 64) -> TokenUse:
+    found = count_tokens(file, text, limit)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [("", 1), ("  \n ", 1), ("a red ball", 4), ("A RED, ball!", 4), ("a red\n\nball", 4), ("red &amp;amp; blue", 3)],
+)
+def test_words_and_the_end_token_are_counted(file: Path, text: str, total: int) -> None:
+    assert use(file, text) == TokenUse(total, total, 64)
+
+
+def test_the_tokenizer_files_own_truncation_does_not_hide_length(file: Path) -> None:
+    assert use(file, "red " * 63) == TokenUse(64, 64, 64)
+    assert use(file, "red " * 64) == TokenUse(65, 64, 64)
+    assert use(file, "red " * 4000).sentence() == "64 of 4,001 tokens used"
+    assert use(file, "a red ball").sentence() == "4 of 64 tokens used"
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("a red unicorn", ("unicorn",)),
+        ("a (Unicorn), and a unicorn: red", ("Unicorn",)),
+        ("a red ball 🚀 - up & … !", ("🚀",)),
+        ("红色的球 flies", ("红色的球",)),
+        ("réd bäll", ()),
+        ("red-haired ball", ("red-haired",)),
+        ("<pad> ball", ()),
+    ],
+)
+def test_unread_words_are_named_once(file: Path, text: str, unknown: tuple[str, ...]) -> None:
+    assert use(file, text).unknown == unknown
+
+
+def test_words_past_the_limit_are_not_called_unknown(file: Path) -> None:
+    found = use(file, "red dragon " + "ball " * 100 + "kite", limit=8)
+    assert (found.total, found.used, found.unknown) == (104, 8, ("dragon",))
+
+
+def test_a_misspelled_word_gets_its_neighbour(file: Path) -> None:
+    assert use(file, "a red rokcet in spacce beside zzz").near == (("rokcet", "rocket"), ("spacce", "space"))
+
+
+@given(st.text(max_size=80), st.integers(1, 20))
+def test_any_text_is_counted(file: Path, text: str, limit: int) -> None:
+    found = use(file, text.encode("utf-8", "replace").decode(), limit)
+    assert 1 <= found.used <= min(found.total, limit)
+    assert len(found.unknown) <= 50
+    assert all(0 < len(word) <= 40 for word in found.unknown)
+
+
+def test_no_file_counts_nothing_and_a_broken_one_is_said(tmp_path: Path) -> None:
+    assert count_tokens(tmp_path / "tokenizer.json", "x", 64) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CannotRunError, match=r"tokenizer\.json can't be read"):
+        count_tokens(tmp_path / "tokenizer.json", "x", 64)
