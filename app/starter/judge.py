@@ -133,7 +133,8 @@ class Judge:
         color = int(weighed.argmax())
         mask = masks[color].float()
         present = float(share[color]) > 0.003
-        shape = SHAPES[int(self._likeness(mask, scene.motion == "spin").argmax())]
+        likeness = self._likeness(mask, scene.motion == "spin")
+        shape = SHAPES[int(likeness.argmax())]
         height, width = mask.shape[1:]
         _, x, y, area = (t.cpu() for t in measure.silhouette(mask))
         activity = float(measure.activity(video[None], mask[None]))
@@ -142,7 +143,8 @@ class Judge:
         if scene.size != "medium" and scene.motion not in ("grow", "shrink") and scene.camera != "zoom":
             unit = float(self.silhouettes.unit_areas[SHAPES.index(scene.shape)])
             radius = math.sqrt(float(area.mean()) / unit) / min(height, width)
-            size = present and (radius < _SMALL_BELOW if scene.size == "small" else radius > _BIG_ABOVE)
+            solid = present and float(likeness.max()) > 0.5  # scattered pixels have an area, but no size
+            size = solid and (radius < _SMALL_BELOW if scene.size == "small" else radius > _BIG_ABOVE)
         return {
             "color": present and COLORS[color] == scene.color,
             "object": present and shape == scene.shape,

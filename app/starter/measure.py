@@ -25,6 +25,9 @@ _HUES = (358.0, 29.0, 51.0, 127.0, 181.0, 229.0, 277.0, 329.0)
 _GRID = 40
 """Side of a normalised silhouette."""
 
+_CAMERA_CUT = 0.12
+"""Largest difference of one pixel (0..1) that counts when camera moves are compared."""
+
 _CELLS = (6, 4)
 """Rows and columns of cells whose mean colours tell a background."""
 
@@ -137,7 +140,7 @@ def _palettes(height: int, width: int, device: torch.device) -> tuple[tuple[str,
 
 
 def nearest_backgrounds(video: Tensor, free: Tensor) -> list[str]:
-    """The background whose mean colours come nearest to the first frame's, objects left out."""
+    """The background whose mean colours come nearest to the first frame's, objects left out; "" when none shows."""
     names, palettes = _palettes(video.shape[3], video.shape[4], video.device)
     weight = free[:, None, 0]
     share = F.adaptive_avg_pool2d(weight, _CELLS).flatten(2)
@@ -145,7 +148,8 @@ def nearest_backgrounds(video: Tensor, free: Tensor) -> list[str]:
     counted = (share > 0.25).float()
     distance = ((cells[:, None] - palettes) ** 2).sum(2)
     distance = (distance * counted).sum(2) / counted.sum(2).clamp(min=1)
-    return [names[index] for index in distance.argmin(1).tolist()]
+    enough = counted.sum(2).flatten() >= 4
+    return [names[index] if ok else "" for index, ok in zip(distance.argmin(1).tolist(), enough.tolist(), strict=True)]
 
 
 def camera_hypotheses(spread: float) -> list[tuple[str, float, float]]:
@@ -156,7 +160,7 @@ def camera_hypotheses(spread: float) -> list[tuple[str, float, float]]:
 
 
 def camera_moves(video: Tensor, free: Tensor) -> list[str]:
-    """The camera move that best turns an early frame's scenery into the last frame's."""
+    """The camera move that best turns an early frame's scenery into the last frame's; "" when too little shows."""
     n, _, frames, height, width = video.shape
     early = round((frames - 1) / 12)
     source = torch.cat([video[:, :, early], free[:, None, early], torch.ones_like(free[:, None, early])], 1)
@@ -170,10 +174,13 @@ def camera_moves(video: Tensor, free: Tensor) -> list[str]:
         grid = torch.stack([(x + 2 * shift * height / width) / zoom, y / zoom], -1).expand(n, height, width, 2)
         moved = F.grid_sample(source, grid, align_corners=False)
         weight = moved[:, 3] * target_free * (moved[:, 4] > 0.99)
-        error = ((moved[:, :3] - target).abs() * weight[:, None]).sum((1, 2, 3))
+        # Cut off, so that parts of a moving object that no mask covers (a roof, a beak) don't outweigh the scenery.
+        error = ((moved[:, :3] - target).abs().clamp(max=_CAMERA_CUT) * weight[:, None]).sum((1, 2, 3))
         # The constant keeps a hypothesis that leaves little to compare from winning by chance.
         errors.append(error / (weight.sum((1, 2)) * 3 + 0.0078 * 3 * height * width))
-    return [hypotheses[index][0] for index in torch.stack(errors, 1).argmin(1).tolist()]
+    best = torch.stack(errors, 1).argmin(1).tolist()
+    enough = (source[:, 3] * target_free).mean((1, 2)) > 0.05
+    return [hypotheses[index][0] if ok else "" for index, ok in zip(best, enough.tolist(), strict=True)]
 
 
 def activity(video: Tensor, mask: Tensor) -> Tensor:

@@ -1,0 +1,136 @@
+"""The procedural world: what can be asked of it and what comes out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from app.starter import sheets, world
+from app.starter.canvas import WIDEST_PAN, Canvas
+
+SMALL = Canvas(64, 96, 5)
+CPU = torch.device("cpu")
+
+
+def scenes() -> st.SearchStrategy[world.Scene]:
+    """Valid scenes with one or two objects, as training draws them."""
+    seeds = st.integers(0, 2**32)
+    return seeds.map(lambda seed: world.random_group(random.Random(seed), 1, 0.3)[0])
+
+
+def draw(scene: world.Scene, seed: int = 0, canvas: Canvas = SMALL) -> torch.Tensor:
+    return world.render([scene], CPU, torch.Generator().manual_seed(seed), canvas)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    scene=scenes(), height=st.sampled_from((32, 64, 96)), width=st.sampled_from((32, 96, 128)), frames=st.integers(2, 9)
+)
+def test_any_scene_is_drawn_on_any_canvas(scene: world.Scene, height: int, width: int, frames: int) -> None:
+    clip = draw(scene, canvas=Canvas(height, width, frames))
+    assert clip.shape == (1, 3, frames, height, width)
+    assert clip.dtype == torch.uint8
+    assert int(clip.max()) - int(clip.min()) > 40, "a clip shows something"
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 8), two=st.floats(0, 1))
+def test_groups_are_valid_alike_and_free_of_held_out_pairs(seed: int, n: int, two: float) -> None:
+    group = world.random_group(random.Random(seed), n, two)
+    assert len(group) == n
+    assert len({(scene.background, scene.shape, scene.shape2) for scene in group}) == 1
+    for scene in group:
+        assert world.is_valid(scene)
+        for color, shape in scene.objects():
+            assert (color, shape) not in world.HELD_OUT_COLOR_SHAPE
+            assert (shape, scene.motion) not in world.HELD_OUT_SHAPE_MOTION
+
+
+BALL = world.Scene("meadow", "cream", "still", "ball", "red", "still", "medium")
+
+
+@pytest.mark.parametrize(
+    ("changes", "valid", "valid_held_out"),
+    [
+        ({}, True, True),
+        ({"motion": "shrink"}, False, True),
+        ({"shape": "boat"}, False, True),
+        ({"color": "white", "background": "snow"}, False, False),
+        ({"background": "studio", "camera": "left"}, False, False),
+        ({"color": "mauve"}, False, False),
+        ({"shape2": "box"}, False, False),
+        ({"shape2": "box", "color2": "red"}, False, False),
+        ({"shape2": "ball", "color2": "blue"}, False, False),
+        ({"shape2": "box", "color2": "blue"}, True, True),
+        ({"shape2": "heart", "color2": "blue"}, False, True),
+    ],
+)
+def test_validity(changes: dict[str, str], valid: bool, valid_held_out: bool) -> None:
+    scene = replace(BALL, **changes)  # type: ignore[arg-type]
+    assert world.is_valid(scene) is valid
+    assert world.is_valid(scene, held_out=True) is valid_held_out
+
+
+def test_held_out_pairs_are_words_of_the_world() -> None:
+    assert all(color in world.COLORS and shape in world.SHAPES for color, shape in world.HELD_OUT_COLOR_SHAPE)
+    assert all(shape in world.SHAPES and motion in world.MOTIONS for shape, motion in world.HELD_OUT_SHAPE_MOTION)
+
+
+def test_same_generator_state_gives_the_same_clip() -> None:
+    first, again, other = draw(BALL, 3), draw(BALL, 3), draw(BALL, 4)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_scene_decides_which_object_is_left() -> None:
+    pair = replace(BALL, background="studio", shape2="box", color2="blue")
+    for left_first in (True, False, None):
+        clip = draw(replace(pair, left_first=left_first), canvas=Canvas(80, 128, 2))[0, :, 0].float()
+        red, _, blue = clip
+        columns = torch.arange(128.0)
+        red_x = (columns * ((red - blue) > 100).sum(0)).sum() / ((red - blue) > 100).sum()
+        blue_x = (columns * ((blue - red) > 100).sum(0)).sum() / ((blue - red) > 100).sum()
+        assert (red_x < blue_x) == (left_first is not False)
+
+
+@pytest.mark.parametrize("size", [(160, 256), (256, 160), (192, 192), (64, 320)])
+def test_no_pan_reaches_the_end_of_the_scenery(size: tuple[int, int]) -> None:
+    """The stills' outermost columns are marked; the widest pan must not show them."""
+    canvas = Canvas(*size, frames=2)
+    still = torch.zeros(1, 3, canvas.height, canvas.width + 2 * canvas.margin)
+    still[..., 0] = still[..., -1] = 1
+    for direction in (-1, 1):
+        pan = torch.full((1, 2), direction * WIDEST_PAN / 2 * canvas.spread)
+        seen = world._view(still, world._Camera(pan, torch.ones(1, 2)), canvas)
+        assert float(seen.max()) == 0
+
+
+def test_mixed_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="share background"):
+        world.render([BALL, replace(BALL, shape="box")], CPU, canvas=SMALL)
+    with pytest.raises(ValueError, match="0 kinds"):
+        world.render([], CPU, canvas=SMALL)
+
+
+@pytest.mark.parametrize("size", [(16, 256, 25), (160, 31, 25), (160, 256, 1)])
+def test_too_small_canvases_are_refused(size: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="too small"):
+        Canvas(*size)
+
+
+def test_contact_sheet_shows_first_and_last_frame(tmp_path: pytest.TempPathFactory) -> None:
+    clip = torch.zeros(3, 5, 32, 48, dtype=torch.uint8)
+    clip[0, 0], clip[2, -1] = 255, 255
+    path = sheets.contact_sheet([("one", clip), ("two", clip)], f"{tmp_path}/sheet.png", columns=3)
+    with Image.open(path) as sheet:
+        assert sheet.size == (190 + 3 * 50, 2 * 34)
+        assert sheet.getpixel((190 + 5, 5)) == (255, 0, 0)
+        assert sheet.getpixel((190 + 2 * 50 + 5, 34 + 5)) == (0, 0, 255)
+    with pytest.raises(ValueError, match="at least one"):
+        sheets.contact_sheet([], path)
