@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,12 +24,17 @@ KEPT = 8
 
 
 def folder() -> Path:
+    """Where records lie: ACCEL_CACHE, else the user's cache folder for accel. Raises OSError when there is no such
+    place."""
     chosen = os.environ.get("ACCEL_CACHE")
     if chosen:
         return Path(chosen)
-    import platformdirs
+    try:
+        import platformdirs
 
-    return Path(platformdirs.user_cache_dir("accel", appauthor=False)) / "proofs"
+        return Path(platformdirs.user_cache_dir("accel", appauthor=False)) / "proofs"
+    except (ImportError, RuntimeError) as error:
+        raise OSError(errno.ENOENT, f"no cache folder: {error}") from error
 
 
 def key(parts: Sequence[str]) -> str:
@@ -62,8 +68,9 @@ def save(name: str, results: Mapping[str, Mapping[str, Any]], where: Path | None
     """Writes the results that may be remembered, whole or not at all. Returns why it could not, as a sentence, else
     ""."""
     lasting = {task: result for task, result in results.items() if not result.get("again")}
-    place = where or folder()
+    place = where
     try:
+        place = place or folder()
         place.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
         try:
@@ -76,7 +83,8 @@ def save(name: str, results: Mapping[str, Mapping[str, Any]], where: Path | None
             raise
         _prune(place)
     except OSError as error:
-        return f"the hardware tests' results could not be kept in {place} ({error.strerror}) and are run at each start"
+        why = f"{place or 'no cache folder'}: {error.strerror}"
+        return f"the results of the hardware tests could not be kept, so each start repeats them ({why})"
     return ""
 
 

@@ -162,8 +162,7 @@ def _apple(host: Host, listing: Mapping[str, Any], runs: Mapping[str, Any]) -> t
     return (Gpu(0, "apple", name, memory, "mps", "", "Metal", code, _usable(code, runs.get("gpu:mps"), "mps", "mps")),)
 
 
-# -- the drivers' own view
-# ----------------------------------------------------------------------------------------------
+# -- the drivers' own view --
 
 
 def nvidia(text: str | None) -> list[Card]:

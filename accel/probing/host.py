@@ -95,7 +95,7 @@ class LocalHost:
         """A count that only the running process can ask for; None where this system can't tell."""
         try:
             return _NUMBERS[name]()
-        except (AttributeError, ImportError, OSError, NotImplementedError):
+        except (AttributeError, ImportError, OSError, ValueError, NotImplementedError):
             return None
 
     def distribution(self, name: str) -> Distribution | None:
@@ -146,8 +146,10 @@ def _physical() -> int | None:
 
 
 def _memory() -> int:
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:  # accel alone, without its dependencies
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(psutil.virtual_memory().total)
 
 

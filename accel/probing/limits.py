@@ -87,8 +87,7 @@ def _performance_cores(host: Host) -> int | None:
     return len(siblings - {None}) or None
 
 
-# -- cgroups
-# ------------------------------------------------------------------------------------------------------------
+# -- cgroups --
 
 
 def _quotas(host: Host) -> Iterator[tuple[float, str]]:
