@@ -221,7 +221,7 @@ class Family:
             )
         if use.unknown:
             words = ", ".join(f"'{word}'" for word in use.unknown[:8]) + (", …" if len(use.unknown) > 8 else "")
-            hint = "".join(f" For '{word}' it knows '{near}'." for word, near in use.near)
-            reason = f"{self._who} does not know {words} and reads past it.{hint}"
+            hint = "".join(f" Did you mean '{near}' for '{word}'?" for word, near in use.near)
+            reason = f"{self._who} does not know {words}, so the clip may not show it.{hint}"
             changed.append(Adjustment(field=name, asked=words, used=None, reason=reason))
         return use

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 MAX_UNKNOWN = 50
 """Unknown words kept per text; a prompt in another language can consist of them."""
 
-MAX_WORDS = 5000
-"""Largest vocabulary that is taken for a list of whole words."""
-
 
 @dataclass(frozen=True)
 class TokenUse:
@@ -36,7 +33,7 @@ class TokenUse:
     used: int
     limit: int
     unknown: tuple[str, ...] = ()
-    """Words that the model reads as "unknown" or does not see at all, once each, among those inside the limit."""
+    """Words that the model never learnt or does not see at all, once each, among those inside the limit."""
     near: tuple[tuple[str, str], ...] = ()
     """For some of them a known word that is spelled much alike."""
 
@@ -54,7 +51,7 @@ def count_tokens(file: Path, text: str, limit: int) -> TokenUse | None:
         stamp = file.stat().st_mtime_ns
     except (OSError, ValueError):
         return None
-    tokenizer = _load(str(file), stamp)
+    tokenizer, words = _load(str(file), stamp)
     import ftfy
 
     clean = re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
@@ -63,24 +60,33 @@ def count_tokens(file: Path, text: str, limit: int) -> TokenUse | None:
     used = min(total, limit)
     specials = sum(encoding.special_tokens_mask)
     kept = encoding.offsets[: max(used - specials, 0)] if total > limit else encoding.offsets
-    unknown_id = tokenizer.token_to_id("<unk>")
-    seen = [span for span, token in zip(kept, encoding.ids, strict=False) if token != unknown_id]
+    seen = [
+        span
+        for span, token in zip(kept, encoding.tokens, strict=False)
+        if (token in words if words else token != "<unk>")
+    ]
     end = max((span[1] for span in kept), default=0) if total > limit else len(clean)
     unknown = _unread(clean, seen, end)
-    return TokenUse(total, used, limit, unknown, _near(tokenizer, unknown))
+    return TokenUse(total, used, limit, unknown, _near(words, unknown))
 
 
 @functools.lru_cache(maxsize=8)
-def _load(file: str, stamp: int) -> Tokenizer:
+def _load(file: str, stamp: int) -> tuple[Tokenizer, frozenset[str]]:
+    """The tokenizer, and the whole words it was trained with where a vocabulary.txt beside it lists them (one a line).
+
+    Such a tokenizer spells other words letter by letter: the model reads them, but has never learnt what they mean.
+    """
     from tokenizers import Tokenizer
 
+    listed = Path(file).with_name("vocabulary.txt")
     try:
         tokenizer = Tokenizer.from_file(file)
+        words = frozenset(listed.read_text(encoding="utf-8").split()) if listed.is_file() else frozenset()
     except Exception as error:  # the package raises plain Exception
         raise CannotRunError(f"The tokenizer {file} can't be read ({error}); fetch the model again.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    return tokenizer, words
 
 
 def _unread(text: str, seen: list[tuple[int, int]], end: int) -> tuple[str, ...]:
@@ -99,12 +105,10 @@ def _unread(text: str, seen: list[tuple[int, int]], end: int) -> tuple[str, ...]
     return tuple(found.values())
 
 
-def _near(tokenizer: Tokenizer, unknown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Spelling help where the model reads whole words; the vocabulary of a large model holds pieces of words."""
-    if not unknown or tokenizer.get_vocab_size() > MAX_WORDS:
-        return ()
-    words = [word for word in tokenizer.get_vocab() if word.isalpha()]
-    close = ((word, difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.8)) for word in unknown[:8])
+def _near(words: frozenset[str], unknown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Spelling help where the model's words are listed."""
+    known = sorted(words)
+    close = ((word, difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.8)) for word in unknown[:8])
     return tuple((word, match[0]) for word, match in close if match)
 
 

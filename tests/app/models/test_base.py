@@ -36,7 +36,7 @@ def family(tmp_path: Path) -> Family:
         rules=Rules(frames=Grid(8, 1, 9, 97), width=Grid(16, 0, 32, 256), height=Grid(16, 0, 32, 256), max_steps=50),
         schedulers=("euler", "unipc"),
         takes=frozenset({"image"}),
-        token_limit=8,
+        token_limit=32,
         folder=write_tokenizer(tmp_path),
     )
 
@@ -84,15 +84,15 @@ def test_sizes_frames_and_steps_move_to_the_nearest_possible(family: Family) -> 
 
 
 def test_long_prompts_are_kept_whole_and_the_cut_is_said(family: Family) -> None:
-    prompt = "red " * 30
+    prompt = "red " * 100
     done = family.normalise(GenerationRequest(prompt=prompt))
     assert done.request.prompt == prompt
     assert done.prompt_tokens is not None
-    assert done.prompt_tokens.sentence() == "8 of 31 tokens used"
+    assert done.prompt_tokens.sentence() == "32 of 101 tokens used"
     (adjustment,) = done.adjustments
-    assert (adjustment.field, adjustment.asked, adjustment.used) == ("prompt", "31 tokens", "8 tokens")
-    assert "8 of 31 tokens used" in adjustment.reason
-    with pytest.raises(UsageError, match="8 of 31 tokens used"):
+    assert (adjustment.field, adjustment.asked, adjustment.used) == ("prompt", "101 tokens", "32 tokens")
+    assert "32 of 101 tokens used" in adjustment.reason
+    with pytest.raises(UsageError, match="32 of 101 tokens used"):
         family.normalise(GenerationRequest(prompt=prompt), strict=True)
 
 
@@ -100,7 +100,7 @@ def test_unknown_words_are_said(family: Family) -> None:
     done = family.normalise(GenerationRequest(prompt="a rokcet with wings"))
     (adjustment,) = done.adjustments
     assert adjustment.reason == (
-        "Toy does not know 'rokcet', 'with', 'wings' and reads past it. For 'rokcet' it knows 'rocket'."
+        "Toy does not know 'rokcet', 'with', 'wings', so the clip may not show it. Did you mean 'rocket' for 'rokcet'?"
     )
     with pytest.raises(UsageError, match="does not know 'rokcet'"):
         family.normalise(GenerationRequest(prompt="a rokcet"), strict=True)

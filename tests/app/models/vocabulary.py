@@ -1,48 +1,42 @@
-"""A word-level tokenizer like the starter's, with a handful of words, built in place."""
+"""A small tokenizer like the starter's, built in place."""
 
 from __future__ import annotations
 
-import json
+import string
 from pathlib import Path
 
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
 WORDS = ("a", "and", "ball", "blue", "flies", "fly", "in", "left", "red", "right", "rocket", "space", "the", "up")
+SPECIALS = ("<pad>", "</s>", "<unk>")
 
 
-def write_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Path:
-    """Write tokenizer/tokenizer.json under ``folder``; returns ``folder``."""
-    specials = ["<pad>", "</s>", "<unk>"]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    end = {"id": "</s>", "ids": [1], "tokens": ["</s>"]}
-    data = {
-        "version": "1.0",
-        "truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
-        "padding": None,
-        "added_tokens": [
-            {"id": i, "content": name, **flags, "special": True} for i, name in enumerate(specials)
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "NFKD"},
-                {"type": "StripAccents"},
-                {"type": "Lowercase"},
-                {"type": "Replace", "pattern": {"Regex": "[^a-z0-9 ]+"}, "content": " "},
-            ],
-        },
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"</s>": end},
-        },
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: i for i, word in enumerate([*specials, *words])},
-            "unk_token": "<unk>",
-        },
-    }  # fmt: skip
-    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+def write_tokenizer(folder: Path, spelled: bool = True) -> Path:
+    """Write tokenizer/tokenizer.json under ``folder``, which is returned.
+
+    ``spelled``: words outside WORDS fall into letters and WORDS are listed in vocabulary.txt; else they become <unk>.
+    """
+    letters = string.ascii_lowercase + string.digits
+    pieces = dict.fromkeys([*SPECIALS, *WORDS, *letters, *(f"##{letter}" for letter in letters)])
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    words = {word: index for index, word in enumerate([*SPECIALS, *WORDS])}
+    model = models.WordPiece(ids, unk_token="<unk>") if spelled else models.WordLevel(words, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex("[^a-z0-9]+"), " "),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.enable_truncation(8)  # a file may say so; counting must not be fooled by it
+    target = folder / "tokenizer"
+    target.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(target / "tokenizer.json"))
+    if spelled:
+        (target / "vocabulary.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     return folder
