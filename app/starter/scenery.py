@@ -86,11 +86,11 @@ class Brush:
         return image.expand(self.dice.n, 3, self.y.shape[2], self.x.shape[3])
 
 
-def _scatter(*cells: Tensor) -> Tensor:
+def _scatter(first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
     """Repeatable noise 0..1 for whole-numbered cell coordinates (the usual sine hash)."""
-    mixed = sum(
-        (cell * factor for cell, factor in zip(cells, (127.1, 311.7, 74.7), strict=False)), torch.zeros(()).to(cells[0])
-    )
+    mixed = first * 127.1 + second * 311.7
+    if third is not None:
+        mixed = mixed + third * 74.7
     wild = torch.sin(mixed) * 43758.5453
     return wild - torch.floor(wild)
 

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from app.starter import sheets, world
-from app.starter.canvas import WIDEST_PAN, Canvas
+from app.starter.canvas import WIDEST_PAN, Canvas, constant
 
 SMALL = Canvas(64, 96, 5)
 CPU = torch.device("cpu")
@@ -109,6 +110,21 @@ def test_no_pan_reaches_the_end_of_the_scenery(size: tuple[int, int]) -> None:
         pan = torch.full((1, 2), direction * WIDEST_PAN / 2 * canvas.spread)
         seen = world._view(still, world._Camera(pan, torch.ones(1, 2)), canvas)
         assert float(seen.max()) == 0
+
+
+def test_drawing_never_reads_a_value_back() -> None:
+    """Reading one (.item(), boolean indexing) would stall a GPU; tensors without values can't be read at all."""
+    constant.cache_clear()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            for background in world.BACKGROUNDS:
+                for camera in ("still", "zoom"):
+                    scene = replace(BALL, background=background, camera=camera, shape2="tree", color2="blue")
+                    assert world.render([scene, scene], CPU, canvas=SMALL).shape == (2, 3, 5, 64, 96)
+            for shape in world.SHAPES:
+                assert world.render([replace(BALL, shape=shape)], CPU, canvas=SMALL).shape[0] == 1
+    finally:
+        constant.cache_clear()
 
 
 def test_mixed_groups_are_refused() -> None:
