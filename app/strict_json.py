@@ -24,7 +24,8 @@ MAX_VALUES = 100_000
 MAX_DIGITS = 64
 """Longest number literal; 2**53 has 16 digits and the longest float64 has 24 characters."""
 
-Path = tuple[str | int, ...]
+Keys = tuple[str | int, ...]
+"""Where a value stands: keys and list positions from the outside in."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -48,10 +49,10 @@ class Document:
     source: str
     value: Any
     text: str = ""
-    offsets: Mapping[Path, int] = field(default_factory=dict)
+    offsets: Mapping[Keys, int] = field(default_factory=dict)
     one_line: bool = False
 
-    def place(self, path: Path = ()) -> str:
+    def place(self, path: Keys = ()) -> str:
         """``source`` with the line where ``path`` (or its nearest known parent) stood, if there are lines."""
         while path and path not in self.offsets:
             path = path[:-1]
@@ -81,7 +82,7 @@ def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> 
     )
 
 
-def dotted(path: Path) -> str:
+def dotted(path: Keys) -> str:
     """A path as people write it: ``request.loras.0.name``."""
     return ".".join(str(part) for part in path)
 
@@ -128,7 +129,7 @@ class _Parser:
         self.text = text
         self.source = source
         self.one_line = one_line
-        self.offsets: dict[Path, int] = {}
+        self.offsets: dict[Keys, int] = {}
         self.strings = json.JSONDecoder()
 
     def document(self) -> Document:
@@ -141,7 +142,7 @@ class _Parser:
             self.fail(end, f"{self.shown(end)} stands after the end of the JSON; remove it")
         return Document(self.source, value, self.text, self.offsets, self.one_line)
 
-    def value(self, at: int, path: Path, depth: int) -> tuple[Any, int]:
+    def value(self, at: int, path: Keys, depth: int) -> tuple[Any, int]:
         self.offsets[path] = at
         if len(self.offsets) > MAX_VALUES:
             self.fail(at, f"there are more than {MAX_VALUES:,} values here")
@@ -154,7 +155,7 @@ class _Parser:
             return self.object(at, path, depth) if head == "{" else self.array(at, path, depth)
         return self.scalar(at)
 
-    def object(self, at: int, path: Path, depth: int) -> tuple[dict[str, Any], int]:
+    def object(self, at: int, path: Keys, depth: int) -> tuple[dict[str, Any], int]:
         result: dict[str, Any] = {}
         at = self.skip(at + 1)
         if self.text[at : at + 1] == "}":
@@ -173,7 +174,7 @@ class _Parser:
             if done:
                 return result, at
 
-    def array(self, at: int, path: Path, depth: int) -> tuple[list[Any], int]:
+    def array(self, at: int, path: Keys, depth: int) -> tuple[list[Any], int]:
         result: list[Any] = []
         at = self.skip(at + 1)
         if self.text[at : at + 1] == "]":

@@ -7,6 +7,7 @@ ours refuses them and names the nearest known key.
 from __future__ import annotations
 
 import difflib
+import itertools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,16 +17,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.errors import UsageError
-from app.strict_json import Document, Path, dotted, short
+from app.strict_json import Document, Keys, dotted, short
 
 VERSION = 1
 """The version of requests and presets that this Kinetile writes."""
+
+MAX_UNKNOWN = 100
+"""Most unknown keys that a file of a newer version may have, and most list entries looked through for them."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def check(
-    model: type[Model], document: Document, base: Path = (), newer: bool = False
+    model: type[Model], document: Document, base: Keys = (), newer: bool = False
 ) -> tuple[Model, tuple[str, ...]]:
     """The part of ``document`` at ``base`` as a ``model``, and warnings (only ever for a ``newer`` file).
 
@@ -36,8 +40,8 @@ def check(
         value = value.get(part) if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping):
         raise UsageError(f"{_where(document, base)}: {short(value)} must be an object, {{…}}.")
-    unknown = list(_unknown(model, value))
-    if unknown and not newer:
+    unknown = list(itertools.islice(_unknown(model, value), MAX_UNKNOWN + 1))
+    if unknown and (not newer or len(unknown) > MAX_UNKNOWN):
         path, siblings = unknown[0]
         raise UsageError(
             f"{_where(document, base + path)}: {_unknown_sentence(path[-1], siblings)}{_more(len(unknown))}"
@@ -55,7 +59,7 @@ def check(
         raise UsageError(f"{_where(document, base)}: a value is too large.") from error
 
 
-def version_of(document: Document, *paths: Path) -> int:
+def version_of(document: Document, *paths: Keys) -> int:
     """The highest "kinetile" version among the objects at ``paths`` (1 where none is given).
 
     Raises UsageError for a version that is not a whole number from 1.
@@ -124,7 +128,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _unknown(model: type[BaseModel], value: Mapping[Any, Any]) -> Iterator[tuple[Path, list[str]]]:
+def _unknown(model: type[BaseModel], value: Mapping[Any, Any]) -> Iterator[tuple[Keys, list[str]]]:
     """Each unknown key below ``value`` with the names known beside it."""
     for key, item in value.items():
         info = model.model_fields.get(key) if isinstance(key, str) else None
@@ -134,21 +138,21 @@ def _unknown(model: type[BaseModel], value: Mapping[Any, Any]) -> Iterator[tuple
         inner, many = nested(info)
         if inner is None:
             continue
-        entries = enumerate(item) if many and isinstance(item, (list, tuple)) else [(-1, item)]
+        entries = enumerate(item[:MAX_UNKNOWN]) if many and isinstance(item, (list, tuple)) else [(-1, item)]
         for index, entry in entries:
             if isinstance(entry, Mapping):
-                step: Path = (key, index) if many else (key,)
+                step: Keys = (key, index) if many else (key,)
                 for path, siblings in _unknown(inner, entry):
                     yield step + path, siblings
 
 
-def _without(value: Any, paths: list[Path]) -> Any:
+def _without(value: Any, paths: list[Keys]) -> Any:
     """A copy of ``value`` without the given paths."""
     if not paths:
         return value
     here = {path[0] for path in paths if len(path) == 1}
 
-    def below(key: str | int) -> list[Path]:
+    def below(key: str | int) -> list[Keys]:
         return [path[1:] for path in paths if path[0] == key and len(path) > 1]
 
     if isinstance(value, Mapping):
@@ -156,7 +160,7 @@ def _without(value: Any, paths: list[Path]) -> Any:
     return [_without(item, below(index)) for index, item in enumerate(value)]
 
 
-def _where(document: Document, path: Path) -> str:
+def _where(document: Document, path: Keys) -> str:
     name = dotted(path)
     return f"{document.place(path)}, {short_name(name)}" if name else document.place(path)
 
@@ -171,7 +175,7 @@ def _unknown_sentence(key: str | int, siblings: list[str]) -> str:
     return f"there is no such key.{closest(str(key), siblings) or ' Known here: ' + ', '.join(siblings) + '.'}"
 
 
-def _sentence(model: type[BaseModel], document: Document, base: Path, error: ValidationError) -> str:
+def _sentence(model: type[BaseModel], document: Document, base: Keys, error: ValidationError) -> str:
     first, *others = error.errors(include_url=False)
     path = tuple(first["loc"])
     info = _field(model, path)
@@ -192,7 +196,7 @@ def _more(total: int) -> str:
     return f" ({total - 1} more of this kind.)" if total > 1 else ""
 
 
-def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
+def _field(model: type[BaseModel], path: Keys) -> FieldInfo | None:
     """The field at ``path``; for an entry of a list of plain values, the list's field."""
     info: FieldInfo | None = None
     current: type[BaseModel] | None = model

@@ -285,3 +285,18 @@ def test_reading_requests_needs_no_heavy_package() -> None:
     root = Path(__file__).resolve().parents[2]
     out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kinetile": 2, **{f"k{i}": 1 for i in range(50_000)}},
+        {"kinetile": 2, "loras": [{"name": "a", f"k{i}": 1} for i in range(20_000)]},
+        {"loras": [{"name": 1, "weight": "x"}] * 50_000},
+        {f"k{i}": 1 for i in range(90_000)},
+    ],
+)
+def test_hostile_sizes_are_refused_in_one_short_sentence(data: dict[str, Any]) -> None:
+    text = refusal(json.dumps(data, indent=1))
+    assert text.startswith("mine.json, line ")
+    assert len(text) < 400
