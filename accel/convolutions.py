@@ -5,6 +5,7 @@ The modules stay the same objects with the same parameters: state dicts, casts a
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ def _join(parts: list[torch.Tensor], skip: int) -> torch.Tensor:
 def swap_convolutions(vae: nn.Module, count: Counting, dtypes: tuple[str, ...], channels_last: bool) -> Undo:
     """Swap every Conv3d of `vae` whose weight has one of `dtypes` and that has one group; return the way back."""
     slot = CONVS.add(count)
+    free = weakref.finalize(vae, CONVS.remove, slot)
+    free.atexit = False
     undo = []
     for module in vae.modules():
         if not isinstance(module, nn.Conv3d) or isinstance(module, DirectMixin):
@@ -120,7 +123,7 @@ def swap_convolutions(vae: nn.Module, count: Counting, dtypes: tuple[str, ...], 
                 module.weight.data = module.weight.data.contiguous()
             for name in ("accel_slot", "accel_last", "accel_taps", "accel_weight"):
                 delattr(module, name)
-        CONVS.remove(slot)
+        free()
 
     return restore
 

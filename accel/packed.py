@@ -9,6 +9,7 @@ Deep copies and pickles of such a module are plain nn.Linears: packed formats ca
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,11 @@ class Packing:
         self.shape, self.dtype = parameter.shape, parameter.dtype
         self.writes = 0
         self.matrix: PackedMatrix = backend.pack(parameter.data, rows)
-        self.slot = LINEARS.add(LinearSlot(self.matrix, self.dtype, self.read, tally))
+        # weakly: a model that is dropped without remove() must free its slots
+        read = weakref.WeakMethod(self.read)
+        self.slot = LINEARS.add(LinearSlot(self.matrix, self.dtype, lambda: read()(), tally))  # type: ignore[misc]
+        self._free = weakref.finalize(self, LINEARS.remove, self.slot)
+        self._free.atexit = False
         self.number = torch.tensor(self.slot, dtype=torch.int64)
         parameter.data = torch.empty(0, dtype=self.dtype)
         self.weight = nn.Parameter(PackedWeight(self), requires_grad=False)
@@ -62,7 +67,7 @@ class Packing:
     def release(self) -> None:
         """Give the weight back to its Parameter and free the slot."""
         self.parameter.data = self.read()
-        LINEARS.remove(self.slot)
+        self._free()
 
 
 class PackedWeight(torch.Tensor):
