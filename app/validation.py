@@ -123,9 +123,10 @@ def nested(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
+    """The types of a union, each without what Annotated adds to it."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(annotation) if union else (annotation,)
+    return tuple(kind.__origin__ if typing.get_origin(kind) is typing.Annotated else kind for kind in kinds)
 
 
 def _unknown(model: type[BaseModel], value: Mapping[Any, Any]) -> Iterator[tuple[Keys, list[str]]]:

@@ -118,6 +118,8 @@ def test_no_assignment_breaks_out(assignments: list[str]) -> None:
         ('{"prompt": null}', "prompt", "text of at most 100,000 characters"),
         ('{"prompt": 5}', "prompt", "text"),
         ('{"width": 0}', "width", "from 1 to 16,384"),
+        ('{"negative_prompt": 5}', "negative_prompt", "text of at most 100,000 characters or null"),
+        ('{"scheduler": 5}', "scheduler", "text in double quotes or null"),
         ('{"accel": {"vae": true}}', "accel.vae", "text"),
         ('{"accel": {"vae": "Two Words"}}', "accel.vae", "one small word"),
         ('{"accel": "auto"}', "accel", "an object"),
@@ -232,6 +234,8 @@ def test_set_takes_json_or_text() -> None:
     assert request.loras == (Lora(name="a", weight=0.5),)
     assert GenerationRequest().with_set(["prompt=2024"]).prompt == "2024"
     assert GenerationRequest().with_set(['prompt="quoted"']).prompt == "quoted"
+    assert GenerationRequest().with_set(["negative_prompt=7"]).negative_prompt == "7"
+    assert GenerationRequest().with_set(["image=1.5"]).image == "1.5"
     assert GenerationRequest().with_set(["accel.compile=true"]).accel.compile == "true"
     assert GenerationRequest().with_set(['loras=["a"]']).loras == (Lora(name="a"),)
     assert GenerationRequest(seed=4).with_set(["seed=null"]).seed is None
