@@ -153,7 +153,7 @@ def shipped_presets() -> tuple[PresetEntry, ...]:
 
 def own_presets(home: Home) -> tuple[PresetEntry, ...]:
     """The person's own presets by title; broken files come last, with their problem. Raises CannotRunError only."""
-    entries = _entries(home.presets)
+    entries = _entries(home.root / "presets")  # looking makes no folder
     return tuple(
         sorted(entries, key=lambda e: (e.preset is None, e.preset.title.casefold() if e.preset else "", e.name))
     )
@@ -191,7 +191,7 @@ def own_path(home: Home, name: str) -> Path:
     """The file of the own preset ``name``. Raises UsageError if there is none."""
     try:
         relative = relative_name(name.removesuffix(".json") + ".json")
-        path = home.presets / relative
+        path = home.root / "presets" / relative
         if "/" in relative or not (path.is_file() or path.is_symlink()):
             raise ValueError("is not there")
     except ValueError as error:

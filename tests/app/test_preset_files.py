@@ -233,6 +233,9 @@ def test_invalid_presets_are_never_written(tmp_path: Path, preset: Preset) -> No
 def test_own_presets_list_broken_files_with_their_reason(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert own_presets(home) == ()
+    with pytest.raises(UsageError):
+        delete_own(home, "nothing")
+    assert list(tmp_path.iterdir()) == []
     for name, content in {"a": "{}", "b": '{"model": null}', "c": "[1]", "d": "", "e": GOOD}.items():
         write(home.presets / f"{name}.json", content)
     (home.presets / "f.json").mkdir()
