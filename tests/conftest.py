@@ -1,5 +1,6 @@
-"""For all tests: nothing leaves this machine, nobody's own data folder is touched, and random inputs are judged by what comes
-out, never by how long it took on a busy machine.
+"""For all tests: nothing leaves this machine and nobody's own data folder is touched.
+
+Random inputs are judged by what comes out, never by how long it took on a busy machine.
 """
 
 from __future__ import annotations
