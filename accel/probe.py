@@ -25,6 +25,9 @@ Found = dict[str, Distribution | None]
 PATIENCE = 10.0
 """Seconds that a first probe may take. Kernels that compile on their first run want more: see `proving.SLOW`."""
 
+COMPILERS = ("g++", "clang++", "c++", "cl")
+"""What torch.compile looks for on a CPU."""
+
 NOBODY = cpu.Claim("unknown", "unknown", frozenset(), "", "nowhere")
 
 
@@ -81,6 +84,7 @@ class _Probe:
             packages=self.read_packages(found, runs),
             overrides=changed,
             proofs=self.careful("the test results", lambda: _proofs(runs), {}),
+            compiler=next((name for name in COMPILERS if host.has(name)), ""),
             problems=tuple(self.problems),
         )
 
@@ -121,7 +125,8 @@ class _Probe:
         flags = " ".join(sorted(claim.flags))
         kernel = host.read("/proc/sys/kernel/osrelease") or ""
         versions = [f"{item.name} {item.version} {item.folder}" for item in found.values() if item is not None]
-        changed = [f"{item.name}={item.value}" for item in overrides.read(host)]
+        # the thread count stands in `who` already, whoever set it
+        changed = [f"{item.name}={item.value}" for item in overrides.read(host) if "NUM_THREADS" not in item.name]
         code = hashlib.sha256(CHILD.read_bytes()).hexdigest()
         return [who, flags, kernel, gpus.fingerprint(host), *versions, *changed, code]
 

@@ -161,8 +161,11 @@ class Proof(AsData):
 
 @dataclass(frozen=True)
 class Machine(AsData):
-    """What this machine has and what of it was proved. Keys of `proofs` are the names in
-    `accel.probing.child.TASKS`."""
+    """What this machine has and what of it was proved.
+
+    proofs: by the names in `accel.probing.child.TASKS`, and `gpu:0`, `gpu:mps`.
+    compiler: the C++ compiler found, empty without one.
+    """
 
     system: str
     arch: str
@@ -175,6 +178,7 @@ class Machine(AsData):
     packages: dict[str, Package]
     overrides: tuple[Override, ...]
     proofs: dict[str, Proof]
+    compiler: str = ""
     problems: tuple[str, ...] = ()
 
     def why_unproved(self, task: str) -> str:

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class Host(Protocol):
     def glob(self, pattern: str) -> list[str]: ...
     def run(self, *command: str, timeout: float = 5.0) -> str | None: ...
     def number(self, name: str) -> int | None: ...
+    def has(self, program: str) -> bool: ...
     def distribution(self, name: str) -> Distribution | None: ...
     def child(self, tasks: Sequence[str], environ: Mapping[str, str], timeout: float) -> Outcome: ...
 
@@ -97,6 +99,9 @@ class LocalHost:
             return _NUMBERS[name]()
         except (AttributeError, ImportError, OSError, ValueError, NotImplementedError):
             return None
+
+    def has(self, program: str) -> bool:
+        return shutil.which(program) is not None
 
     def distribution(self, name: str) -> Distribution | None:
         try:
@@ -206,6 +211,9 @@ class Recorded:
 
     def number(self, name: str) -> int | None:
         return self.data.get("numbers", {}).get(name)
+
+    def has(self, program: str) -> bool:
+        return program in self.data.get("programs", ())
 
     def distribution(self, name: str) -> Distribution | None:
         found = self.data.get("distributions", {}).get(name)

@@ -21,35 +21,37 @@ from accel.types import Cores, Fact, Memory, NumaNode
 UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest page multiple below 2**63 bytes; nothing real comes near 2**60 (1 EiB)."""
 
+SYSTEM = "the operating system"
+
 
 def cores(host: Host) -> Cores:
     """Threads this process may keep busy: floor(min(quota, affinity, physical cores)), at least 1."""
     logical = host.number("logical") or 1
     physical = host.number("physical") or logical
-    limits = [Fact(physical, f"{physical} physical cores", "the operating system")]
+    limits = [Fact(physical, f"{physical} physical cores", SYSTEM)]
     affinity = host.number("affinity")
     if affinity is not None and affinity < logical:
         limits.append(Fact(affinity, f"this process may run on {affinity} of {logical} CPUs", "CPU affinity"))
     fast = _performance_cores(host)
     if fast is not None and 0 < fast < physical:
         # the slow cores of a hybrid CPU hold up every parallel loop
-        limits.append(Fact(fast, f"{fast} of {physical} physical cores are fast ones", "the operating system"))
+        limits.append(Fact(fast, f"{fast} of {physical} physical cores are fast ones", SYSTEM))
     limits += [Fact(share, f"the container may use {share:g} CPUs", source) for share, source in _quotas(host)]
     least = min(limits, key=lambda limit: float(limit.value or 0))
     usable = max(1, math.floor(float(least.value or 1)))
-    return Cores(physical, logical, usable, f"{least.reason} ({least.source})", tuple(limits))
+    return Cores(physical, logical, usable, _told(least), tuple(limits))
 
 
 def memory(host: Host) -> Memory:
     """Bytes this process may use: the least of the host's memory and every cgroup limit on the path."""
     total = host.number("memory") or 0
-    limits = [Fact(total, f"the machine has {gib(total)}", "the operating system")]
+    limits = [Fact(total, f"the machine has {gib(total)}", SYSTEM)]
     limits += [Fact(size, f"the container may use {gib(size)}", source) for size, source in _memory_limits(host)]
     known = [limit for limit in limits if limit.value]
     if not known:
         return Memory(0, 0, "how much memory there is could not be read", ())
     least = min(known, key=lambda limit: int(limit.value or 0))
-    return Memory(total, int(least.value or 0), f"{least.reason} ({least.source})", tuple(known))
+    return Memory(total, int(least.value or 0), _told(least), tuple(known))
 
 
 def numa(host: Host) -> tuple[NumaNode, ...]:
@@ -60,6 +62,10 @@ def numa(host: Host) -> tuple[NumaNode, ...]:
         cpus = len(cpu_list(host.read(f"{folder}/cpulist") or ""))
         nodes.append(NumaNode(int(folder.rpartition("node")[2]), cpus, int(total[1]) * 1024 if total else 0))
     return tuple(sorted(nodes, key=lambda node: node.index))
+
+
+def _told(limit: Fact) -> str:
+    return limit.reason if limit.source == SYSTEM else f"{limit.reason} ({limit.source})"
 
 
 def gib(size: float) -> str:

@@ -23,5 +23,11 @@ EFFECTS = {
 }
 
 
+APPLIED = "ACCEL_APPLIED"
+"""Names, separated by commas, the variables that `accel.threads.apply` set in this process: not the person's doing."""
+
+
 def read(host: Host) -> tuple[Override, ...]:
-    return tuple(Override(name, host.environ[name], effect) for name, effect in EFFECTS.items() if name in host.environ)
+    ours = host.environ.get(APPLIED, "").split(",")
+    names = [name for name in EFFECTS if name in host.environ and (name not in ours or name.startswith("ONEDNN"))]
+    return tuple(Override(name, host.environ[name], EFFECTS[name]) for name in names)

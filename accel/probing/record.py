@@ -36,6 +36,7 @@ class Recorder(LocalHost):
             "numbers": {},
             "files": {},
             "commands": {},
+            "programs": [],
             "distributions": {},
             "runs": {},
         }
@@ -65,6 +66,12 @@ class Recorder(LocalHost):
         if value is not None:
             self.data["numbers"][name] = value
         return value
+
+    def has(self, program: str) -> bool:
+        there = super().has(program)
+        if there:
+            self.data["programs"].append(program)
+        return there
 
     def distribution(self, name: str) -> Distribution | None:
         found = super().distribution(name)

@@ -1,0 +1,272 @@
+"""The doctor: what you have, what will be used, what is missing and what to do about it, in sentences.
+
+It renders facts and choices that others made (Machine, Plan) and decides nothing. Every sentence stands in the JSON
+form as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from accel import advice
+from accel.backends import REGISTRY, backend
+from accel.plan import make_plan
+from accel.probe import probe
+from accel.probing.limits import gib
+from accel.types import Gpu, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StagePlan, StageTraits
+
+HAVE, USE, MISSING, COULD = (
+    "What you have",
+    "What will be used",
+    "What is missing, and what to do",
+    "What you could turn on",
+)
+
+TYPICAL = ModelTraits(
+    "a model of Wan 2.1's kind (1.3 billion parameters, 832 x 480, 17 frames)",
+    "WanPipeline",
+    (
+        StageTraits(
+            "text_encoder",
+            "UMT5EncoderModel",
+            ("float32", "bfloat16"),
+            heads=64,
+            head_dim=64,
+            tokens=512,
+            kv_tokens=512,
+            linears=(LinearShape(4096, 4096, 96), LinearShape(10240, 4096, 48), LinearShape(4096, 10240, 24)),
+        ),
+        StageTraits(
+            "transformer",
+            "WanTransformer3DModel",
+            ("float32", "bfloat16", "float16"),
+            parameters=1_420_000_000,
+            heads=12,
+            kv_heads=12,
+            head_dim=128,
+            tokens=7800,
+            kv_tokens=7800,
+            attention_calls=60,
+            reachable=True,
+            linears=(LinearShape(1536, 1536, 240), LinearShape(8960, 1536, 30), LinearShape(1536, 8960, 30)),
+        ),
+        StageTraits("vae", "AutoencoderKLWan", ("float32", "bfloat16", "float16"), conv3d=60, channels=96),
+    ),
+)
+"""What the plan is shown for when no model is loaded: shapes from Wan 2.1's public configuration."""
+
+STAGE_TITLES = {"text_encoder": "Text encoder", "transformer": "Transformer", "vae": "VAE (frames from latents)"}
+SETTINGS = {
+    "text_encoder": ("dtype", "linear"),
+    "transformer": ("dtype", "attention", "linear"),
+    "vae": ("dtype", "vae"),
+}
+SETTING_TITLES = {"dtype": "Precision", "attention": "Attention", "linear": "Linears", "vae": "Decoding"}
+DTYPE_TITLES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def sections(machine: Machine, plan: Plan) -> dict[str, list[str]]:
+    """Heading -> sentences. An empty list means that there is nothing to say under that heading."""
+    return {
+        HAVE: _have(machine),
+        USE: _use(machine, plan),
+        MISSING: _missing(machine),
+        COULD: _could(machine, plan),
+    }
+
+
+def sentences(machine: Machine, plan: Plan) -> list[str]:
+    """The report as lines of text: headings, and sentences indented under them."""
+    lines: list[str] = []
+    for heading, items in sections(machine, plan).items():
+        if not items and heading == COULD:
+            continue
+        lines += [heading, *(f"  {item}" for item in items or ["Nothing."]), ""]
+    return lines[:-1]
+
+
+def as_data(machine: Machine, plan: Plan) -> dict[str, Any]:
+    """The same as data: the sentences and all facts and choices behind them."""
+    names = {HAVE: "have", USE: "use", MISSING: "missing", COULD: "could"}
+    told = {names[heading]: items for heading, items in sections(machine, plan).items()}
+    return {**told, "machine": machine.to_dict(), "plan": plan.to_dict()}
+
+
+def main(
+    as_json: bool = False,
+    traits: ModelTraits = TYPICAL,
+    preferences: Preferences | None = None,
+    write: Callable[[str], Any] = print,
+) -> int:
+    """Probes this machine and writes the report. Returns 0; raises PlanError when a preference can't be kept."""
+    machine = probe()
+    plan = make_plan(machine, traits, preferences)
+    if as_json:
+        write(json.dumps(as_data(machine, plan), indent=2))
+    else:
+        write("\n".join(sentences(machine, plan)))
+    return 0
+
+
+# -- what you have --
+
+
+def _have(machine: Machine) -> list[str]:
+    cpu, cores, memory = machine.cpu, machine.cores, machine.memory
+    name = cpu.model if cpu.vendor.lower() in cpu.model.lower() else f"{cpu.vendor} {cpu.model}"
+    lines = [f"Processor: {name}, {machine.arch}, {_count(cores.logical, 'CPU')} ({_count(cores.physical, 'core')})."]
+    if cores.usable < cores.physical:
+        lines.append(f"Of these, {_count(cores.usable, 'core')} may be used: {cores.reason}.")
+    lines += _flags(machine)
+    lines.append(f"Memory: {gib(memory.usable)}." if memory.usable else f"Memory: {memory.reason}.")
+    if memory.usable < memory.total:
+        lines[-1] = f"Memory: {gib(memory.usable)} of {gib(memory.total)}: {memory.reason}."
+    if len(machine.numa) > 1:
+        lines.append(f"Memory lies in {len(machine.numa)} NUMA nodes.")
+    lines += [_gpu(gpu) for gpu in machine.gpus] or ["Graphics processor: none that could be used was found."]
+    there = [package for package in machine.packages.values() if package.installed and package.importable]
+    lines.append("Packages: " + (", ".join(map(_package, there)) or "none that work, see below") + ".")
+    lines += [f"{item.name}={item.value} is set: it {item.effect}." for item in machine.overrides]
+    return lines + [f"Note: {problem}." for problem in machine.problems]
+
+
+def _package(package: Any) -> str:
+    build = f" ({package.build})" if package.build and package.build not in package.version else ""
+    return f"{package.name} {package.version}{build}"
+
+
+def _flags(machine: Machine) -> list[str]:
+    usable = [name for name, flag in machine.cpu.flags.items() if flag.usable]
+    claimed = {name: flag for name, flag in machine.cpu.flags.items() if flag.advertised and not flag.usable}
+    lines = [f"Instructions that were tried and work: {', '.join(usable)}."] if usable else []
+    if claimed and all("not tried yet" in flag.reason for flag in claimed.values()):
+        return [*lines, f"Instructions it advertises, not tried yet: {', '.join(claimed)}."]
+    together: dict[str, list[str]] = {}
+    for name, flag in claimed.items():
+        together.setdefault(flag.reason.removeprefix(f"{name} is advertised, "), []).append(name)
+    return lines + [f"Advertised, but {'/'.join(names)}: {reason}." for reason, names in together.items()]
+
+
+def _gpu(gpu: Gpu) -> str:
+    driver = f", driver {gpu.driver}" if gpu.driver else ""
+    state = "tried and works" if gpu.usable.value is True else f"not usable: {gpu.usable.reason}"
+    return f"Graphics processor: {gpu.name} ({gpu.arch}, {gib(gpu.memory)}{driver}), {state}."
+
+
+# -- what will be used --
+
+
+def _use(machine: Machine, plan: Plan) -> list[str]:
+    lines = [f"For {plan.family}:"] if " " in plan.family else [f"For the model {plan.family}:"]
+    for stage in plan.stages:
+        lines.append(f"{STAGE_TITLES[stage.stage]}: {_summary(stage)}.")
+        lines += [f"  {reason}." for reason in _reasons(stage)]
+    lines.append(f"Threads: {plan.threads.engaged} ({'; '.join(plan.threads.reasons)}); {plan.waiting.reasons[0]}.")
+    return lines
+
+
+def _summary(stage: StagePlan) -> str:
+    device = "on the CPU" if stage.device.engaged == "cpu" else f"on the GPU ({stage.device.engaged})"
+    parts = [f"{device} in {DTYPE_TITLES.get(stage.dtype.engaged, stage.dtype.engaged)}"]
+    kinds: tuple[Kind, ...] = ("attention", "linear", "vae")
+    for kind in kinds:
+        name = getattr(stage, kind).engaged
+        if name not in ("stock", ""):
+            parts.append(f"{backend(kind, name).title} ({name})")
+    return ", ".join(parts if len(parts) > 1 else [*parts, "the model's own code"])
+
+
+def _reasons(stage: StagePlan) -> list[str]:
+    """Why, for the settings that could have gone another way."""
+    wanted = {
+        "transformer": ("dtype", "attention", "linear"),
+        "text_encoder": ("dtype", "linear"),
+        "vae": ("dtype", "vae"),
+    }
+    named = [(setting, getattr(stage, setting)) for setting in wanted[stage.stage]]
+    return [f"{setting} {choice.engaged}: {'; '.join(choice.reasons)}" for setting, choice in named if choice.reasons]
+
+
+# -- what is missing --
+
+
+def _missing(machine: Machine) -> list[str]:
+    lines = [f"{gpu.name} is not used: {gpu.usable.reason}." for gpu in machine.gpus if gpu.usable.value is not True]
+    for package in machine.packages.values():
+        if package.name in ("torch", "diffusers") and not package.installed:
+            lines.append(f"{package.name} is not installed: `pip install {package.distribution}`.")
+        elif package.installed and not package.importable and "not been tried" not in package.reason:
+            lines.append(f"{package.reason}.{_remedy(package.name)}")
+    lines += _amx(machine) + _for_gpus(machine)
+    untried = [task for task, proof in machine.proofs.items() if "not tried yet" in proof.reason]
+    if untried:
+        lines.append(f"Not tried yet, for want of time: {', '.join(untried)}. The next start goes on with them.")
+    return lines
+
+
+def _remedy(name: str) -> str:
+    if name == "aiter":
+        return f" Uninstall it: {advice.AITER}."
+    return (
+        " Install the release made for your torch, or uninstall it; everything works without."
+        if name == "sgl_kernel"
+        else ""
+    )
+
+
+def _amx(machine: Machine) -> list[str]:
+    cpu, kernels = machine.cpu, machine.packages.get("sgl_kernel")
+    if not cpu.advertises("amx_tile"):
+        return []
+    if not cpu.usable("amx_bf16"):
+        reason = cpu.why_not("amx_bf16") or cpu.why_not("amx_tile")
+        lies = " On a virtual machine this is for its host to mend; until then everything runs without AMX."
+        return [f"{reason}.{lies if 'killed' in reason else ''}"]
+    if kernels is None or not kernels.installed:
+        return [f"Optional: attention and int8 linears on AMX through SGLang's kernels. {advice.SGL_CPU}."]
+    failed = [proof.reason for task, proof in machine.proofs.items() if task.startswith("sgl_kernel.") and not proof.ok]
+    if kernels.importable and kernels.build == "cuda" and not machine.usable_gpus():
+        return [f"The sgl_kernel that is installed is the CUDA build, which this CPU can't use. {advice.SGL_CPU}."]
+    return [f"sgl_kernel: {reason}." for reason in failed] if kernels.build == "cpu" else []
+
+
+def _for_gpus(machine: Machine) -> list[str]:
+    arches = {gpu.arch for gpu in machine.usable_gpus()}
+    packages = machine.packages
+    lines = []
+    if "sm_90" in arches and not packages["sgl_kernel"].installed:
+        lines.append(f"Optional: FlashAttention-3 for Hopper GPUs: {advice.SGL_HOPPER}.")
+    if arches & {"gfx942", "gfx950"} and not packages["aiter"].installed:
+        lines.append(f"Optional: AMD's attention kernels. {advice.AITER}.")
+    return lines
+
+
+def _could(machine: Machine, plan: Plan) -> list[str]:
+    """Approximate backends that would run in the dtype at hand: theirs is a person's choice."""
+    lines = []
+    for item in REGISTRY:
+        stage = plan.stage("vae" if item.kind == "vae" else "transformer")
+        if item.exact or stage is None:
+            continue
+        place = "cpu" if stage.device.engaged == "cpu" else stage.device.engaged.partition(":")[0]
+        traits = TYPICAL.stage(stage.stage)
+        if traits is not None and place in item.devices and not item.why_not(machine, traits):
+            how = f"--accel {item.kind}={item.name}"
+            dtypes = "" if stage.dtype.engaged in item.dtypes else f", runs in {' or '.join(item.dtypes)}"
+            lines.append(f"{item.title}: `{how}`{_speed(machine, item.name)}{dtypes}.")
+    return lines
+
+
+def _speed(machine: Machine, name: str) -> str:
+    task, plain = {
+        "dynamic_int8": ("int8", "linear_float32_ms"),
+        "sgl_amx_int8": ("sgl_kernel.int8_scaled_mm_with_quant", "linear_plain_ms"),
+    }.get(name, ("", ""))
+    before, after = machine.figure(task, plain), machine.figure(task, "linear_int8_ms")
+    return f", one linear in {after:.3g} ms, {before:.3g} ms without it" if before and after else ""
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,320 @@
+"""What to use of a machine for a model: Machine + ModelTraits + Preferences -> Plan. Policy lives here and in
+`policy.py` alone.
+
+`auto` never fails and says what it chose and why. A forced choice that can't run raises PlanError with the reasons,
+before anything loads.
+Nothing here runs a kernel or imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from accel import policy, precision, threads
+from accel.backends import REGISTRY
+from accel.backends.base import Backend
+from accel.errors import PlanError
+from accel.types import Choice, Gpu, Kind, Machine, ModelTraits, Plan, Preferences, StageName, StagePlan, StageTraits
+
+__all__ = ["Plan", "PlanError", "Preferences", "Readouts", "make_plan"]
+
+AUTO = "auto"
+STOCK = "stock"
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Short spellings that are understood beside the full ones."""
+
+Readouts = Mapping[tuple[StageName, Kind, str], float]
+"""Milliseconds measured here for (stage, kind, backend) on this model's own shapes; where present, they decide the
+order."""
+
+KINDS: dict[StageName, tuple[Kind, ...]] = {
+    "text_encoder": ("linear",),
+    "transformer": ("attention", "linear"),
+    "vae": ("vae",),
+}
+NOT_HERE: dict[tuple[str, str], str] = {
+    (
+        "text_encoder",
+        "attention",
+    ): "only the transformer's attention is exchanged: other modules have head sizes kernels can't take",
+    ("text_encoder", "vae"): "the text encoder decodes no frames",
+    ("transformer", "vae"): "the transformer decodes no frames",
+    (
+        "vae",
+        "attention",
+    ): "only the transformer's attention is exchanged: other modules have head sizes kernels can't take",
+    ("vae", "linear"): "a VAE's time goes into convolutions",
+}
+
+
+def make_plan(
+    machine: Machine,
+    traits: ModelTraits,
+    preferences: Preferences | None = None,
+    *,
+    readouts: Readouts | None = None,
+    registry: Iterable[Backend] = REGISTRY,
+) -> Plan:
+    """The plan for running `traits` on `machine`.
+
+    Raises PlanError, all reasons at once, when a forced preference can't be kept. Approximate backends are engaged only
+    when forced.
+    """
+    wishes = preferences or Preferences()
+    planner = _Planner(machine, wishes, readouts or {}, tuple(registry))
+    gpu, device = planner.device()
+    stages = tuple(planner.stage(stage, gpu, device) for stage in traits.stages)
+    workers = planner.threads()
+    if planner.refusals:
+        raise PlanError(list(dict.fromkeys(planner.refusals)))
+    waiting = Choice("process", "waiting", AUTO, threads.WAITING, (threads.WAITING_REASON,))
+    return Plan(traits.family, stages, workers, waiting, threads.environment(machine, int(workers.engaged)))
+
+
+@dataclass
+class _Planner:
+    """One planning; collects the forced choices that can't be kept."""
+
+    machine: Machine
+    wishes: Preferences
+    readouts: Readouts
+    registry: tuple[Backend, ...]
+    refusals: list[str] = field(default_factory=list)
+
+    def stage(self, traits: StageTraits, gpu: Gpu | None, device: Choice) -> StagePlan:
+        name = traits.stage
+        place = gpu_place(gpu)
+        dtype = self.dtype(traits, gpu)
+        chosen: dict[str, Choice] = {}
+        for kind in ("attention", "linear", "vae"):
+            if kind in KINDS[name]:
+                chosen[kind] = self.backend(traits, kind, gpu, place, dtype.engaged)
+            else:
+                chosen[kind] = Choice(name, kind, AUTO, STOCK, (NOT_HERE[name, kind],))
+        return StagePlan(
+            stage=name,
+            device=Choice(name, "device", device.requested, device.engaged, device.reasons),
+            dtype=dtype,
+            attention=chosen["attention"],
+            linear=chosen["linear"],
+            vae=chosen["vae"],
+            memory_format=self.memory_format(traits, chosen["vae"].engaged),
+            compile=self.compile(traits, gpu),
+        )
+
+    # -- device --
+
+    def device(self) -> tuple[Gpu | None, Choice]:
+        wish = self.wishes.device
+        usable = self.machine.usable_gpus()
+        unusable = tuple(
+            f"{gpu.name} is not used: {gpu.usable.reason}" for gpu in self.machine.gpus if gpu not in usable
+        )
+        if wish == AUTO:
+            for gpu in sorted(usable, key=lambda gpu: -gpu.memory):
+                if gpu.vendor != "apple" or _mps_pays(self.machine):
+                    return gpu, _device_choice(wish, gpu, (f"{gpu.name} ({gpu.arch}): {gpu.usable.reason}", *unusable))
+            why = (
+                unusable or ("the GPU is slower than the CPU in the machine's own test",)
+                if usable
+                else ("no GPU was found",)
+            )
+            return None, Choice("process", "device", wish, "cpu", unusable or why)
+        if wish == "cpu":
+            return None, Choice("process", "device", wish, "cpu", ("asked for",))
+        for gpu in usable:
+            if wish in (gpu_place(gpu), _device_name(gpu)):
+                return gpu, _device_choice(wish, gpu, ("asked for",))
+        known = ", ".join(["auto", "cpu", *(_device_name(gpu) for gpu in usable)])
+        self.refusals.append(f"device={wish} can't be used here, allowed are {known}" + _because(unusable))
+        return None, Choice("process", "device", wish, "cpu", ())
+
+    # -- dtype --
+
+    def dtype(self, traits: StageTraits, gpu: Gpu | None) -> Choice:
+        wish = DTYPES.get(self.wishes.dtype, self.wishes.dtype)
+        needed = self.forced_dtypes(traits)
+        if wish != AUTO:
+            return self.forced_dtype(traits, gpu, wish, needed)
+        allowed = [name for name in traits.dtypes if needed is None or name in needed[1]]
+        if not allowed and needed is not None:
+            only = " or ".join(needed[1])
+            self.refusals.append(f"{needed[0]} runs in {only} only, the {traits.stage} ({traits.class_name}) can't")
+            allowed = list(traits.dtypes)
+        name, reasons = precision.best_dtype(self.machine, traits, gpu, allowed)
+        if needed is not None and len(allowed) < len(traits.dtypes):
+            reasons = (f"{needed[0]} was asked for and runs in {' or '.join(needed[1])}", *reasons)
+        return Choice(traits.stage, "dtype", AUTO, name, reasons)
+
+    def forced_dtype(
+        self, traits: StageTraits, gpu: Gpu | None, wish: str, needed: tuple[str, tuple[str, ...]] | None
+    ) -> Choice:
+        where = f"dtype={wish} for the {traits.stage}"
+        if wish not in DTYPES.values():
+            self.refusals.append(f"dtype={wish} is not known, allowed are auto, {', '.join(DTYPES.values())}")
+        elif wish not in traits.dtypes:
+            self.refusals.append(f"{where}: {traits.class_name} runs in {' or '.join(traits.dtypes)} only")
+        elif needed is not None and wish not in needed[1]:
+            self.refusals.append(f"{where}: {needed[0]} was asked for too and runs in {' or '.join(needed[1])} only")
+        elif gpu is None and wish == "bfloat16" and (dead := self.machine.proofs.get("bf16")) and not dead.ok:
+            self.refusals.append(f"{where}: bf16 can't be used on this CPU, {dead.reason}; choose dtype=float32")
+        speed = precision.speed(self.machine, traits) if gpu is None and wish == "bfloat16" else ""
+        return Choice(traits.stage, "dtype", self.wishes.dtype, wish, ("asked for", *([speed] if speed else [])))
+
+    def forced_dtypes(self, traits: StageTraits) -> tuple[str, tuple[str, ...]] | None:
+        """The backend forced for this stage that restricts its dtype most, and the dtypes it runs in."""
+        forced = [
+            (f"{_setting(traits.stage, kind)}={item.name}", item.dtypes)
+            for kind in KINDS[traits.stage]
+            for item in self.registry
+            if item.kind == kind and item.name == self.wish(traits.stage, kind)
+        ]
+        return min(forced, key=lambda entry: len(entry[1]), default=None)
+
+    # -- backends --
+
+    def wish(self, stage: StageName, kind: Kind) -> str:
+        return str(getattr(self.wishes, _setting(stage, kind)))
+
+    def backend(self, traits: StageTraits, kind: Kind, gpu: Gpu | None, place: str, dtype: str) -> Choice:
+        setting, wish = _setting(traits.stage, kind), self.wish(traits.stage, kind)
+        known = {item.name: item for item in self.registry if item.kind == kind}
+        if wish == AUTO:
+            return self.automatic(traits, kind, gpu, place, dtype, known)
+        if wish not in known and wish != STOCK:
+            self.refusals.append(f"{setting}={wish} is not known, allowed are auto, {', '.join(sorted(known))}")
+        elif wish in known:
+            reasons = self.why_not(known[wish], traits, place, dtype)
+            if reasons:
+                self.refusals.append(f"{setting}={wish} can't be used here: {'; '.join(reasons)}")
+        approximate = wish in known and not known[wish].exact
+        note = ("asked for", *(["approximate: the clip will differ slightly"] if approximate else []))
+        return Choice(traits.stage, kind, wish, wish, note)
+
+    def why_not(self, item: Backend, traits: StageTraits, place: str, dtype: str) -> list[str]:
+        """Every reason against one backend for one stage."""
+        reasons = []
+        if place not in item.devices:
+            reasons.append(f"{item.name} runs on {' or '.join(item.devices)}, the {traits.stage} on {place}")
+        if item.kind == "attention" and not traits.reachable:
+            reasons.append(traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention")
+        if dtype not in item.dtypes:
+            reasons.append(f"{item.name} runs in {' or '.join(item.dtypes)}, the {traits.stage} in {dtype}")
+        return reasons or item.why_not(self.machine, traits)
+
+    def automatic(
+        self, traits: StageTraits, kind: Kind, gpu: Gpu | None, place: str, dtype: str, known: Mapping[str, Backend]
+    ) -> Choice:
+        """The first of the preferred order that can run; what stood before it is named with its reason."""
+        if kind == "attention" and not traits.reachable:
+            reason = traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention"
+            return Choice(traits.stage, kind, AUTO, STOCK, (reason,))
+        rule = policy.rule_for(policy.hardware(self.machine, gpu), kind, policy.shape_class(traits))
+        order, source = self.order(traits, kind, rule, known)
+        passed: list[str] = []
+        for name in order:
+            item = known.get(name)
+            if item is None or not item.exact:
+                continue
+            reasons = self.why_not(item, traits, place, dtype) or _no_gain(self.machine, item)
+            if not reasons:
+                return Choice(traits.stage, kind, AUTO, name, (*passed, source))
+            passed.append(f"not {name}: {'; '.join(reasons)}")
+        return Choice(traits.stage, kind, AUTO, STOCK, (*passed, "so the model's own code runs"))
+
+    def order(
+        self, traits: StageTraits, kind: Kind, rule: policy.Rule, known: Mapping[str, Backend]
+    ) -> tuple[tuple[str, ...], str]:
+        """Names in order of preference and the sentence behind it: readouts where there are any, the table
+        otherwise."""
+        measured = {name: ms for name in known if (ms := self.readouts.get((traits.stage, kind, name))) is not None}
+        if not measured:
+            return rule.order, rule.figures
+        fastest = sorted(measured, key=lambda name: measured[name])
+        listed = ", ".join(f"{name} {measured[name]:.3g} ms" for name in fastest)
+        return (*fastest, *(name for name in rule.order if name not in measured)), f"measured here: {listed}"
+
+    # -- the rest --
+
+    def memory_format(self, traits: StageTraits, vae: str) -> Choice:
+        if vae in (STOCK, ""):
+            return Choice(traits.stage, "memory_format", AUTO, "contiguous", ("as the model's own code expects",))
+        reason = f"{vae} wants the weights of 3-D convolutions with channels last"
+        return Choice(traits.stage, "memory_format", AUTO, "channels_last_3d", (reason,))
+
+    def compile(self, traits: StageTraits, gpu: Gpu | None) -> Choice:
+        wish = self.wishes.compile
+        if wish not in (AUTO, "yes", "no"):
+            self.refusals.append(f"compile={wish} is not known, allowed are auto, yes, no")
+        if traits.stage != "transformer":
+            return Choice(traits.stage, "compile", AUTO, "no", ("only the transformer's repeated blocks are compiled",))
+        if wish != "yes":
+            return Choice(traits.stage, "compile", wish, "no", ("asked for" if wish == "no" else policy.COMPILE,))
+        missing = self.machine.why_unproved("triton.kernel") if gpu else _no_compiler(self.machine)
+        if missing:
+            self.refusals.append(f"compile=yes can't be used here: {missing}")
+        return Choice(traits.stage, "compile", wish, "yes", ("asked for",))
+
+    def threads(self) -> Choice:
+        wish, cores = self.wishes.threads, self.machine.cores
+        ours = next((item.value for item in self.machine.overrides if item.name == "OMP_NUM_THREADS"), None)
+        if wish == AUTO and ours and ours.isdigit() and int(ours) > 0:
+            return Choice("process", "threads", wish, ours, (f"OMP_NUM_THREADS={ours} is set",))
+        if wish == AUTO:
+            return Choice("process", "threads", wish, str(cores.usable), (cores.reason,))
+        if not (wish.isdecimal() and 1 <= int(wish) <= cores.logical):
+            self.refusals.append(f"threads={wish} can't be used, allowed are auto and 1 to {cores.logical}")
+            return Choice("process", "threads", wish, str(cores.usable), ())
+        more = [f"more than {cores.reason} carries; slower is likely"] if int(wish) > cores.usable else []
+        return Choice("process", "threads", wish, str(int(wish)), ("asked for", *more))
+
+
+# -- helpers: facts to sentences --
+
+
+def gpu_place(gpu: Gpu | None) -> str:
+    """torch's device type for a stage: "cpu", "cuda" (NVIDIA and AMD alike) or "mps"."""
+    if gpu is None:
+        return "cpu"
+    return "mps" if gpu.vendor == "apple" else "cuda"
+
+
+def _device_name(gpu: Gpu) -> str:
+    return "mps" if gpu.vendor == "apple" else f"cuda:{gpu.index}"
+
+
+def _device_choice(wish: str, gpu: Gpu, reasons: tuple[str, ...]) -> Choice:
+    return Choice("process", "device", wish, _device_name(gpu), reasons)
+
+
+def _setting(stage: StageName, kind: Kind) -> str:
+    """The preference's name for one kind of one stage."""
+    return "text_encoder_linear" if (stage, kind) == ("text_encoder", "linear") else kind
+
+
+def _because(reasons: tuple[str, ...]) -> str:
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _mps_pays(machine: Machine) -> bool:
+    """Whether an Apple GPU's product is faster than all cores together, by the machine's own tests (1024^3 against
+    512^3)."""
+    on_gpu, on_core = machine.figure("gpu:mps", "linear_float32_ms"), machine.figure("fp32", "linear_float32_ms")
+    return bool(on_gpu and on_core and on_gpu * machine.cores.usable < on_core * 8)
+
+
+def _no_gain(machine: Machine, item: Backend) -> list[str]:
+    """For a packed linear: the machine's own test must show it faster than the plain one (sglang issue 11044)."""
+    task = {"onednn_bf16": "packed_bf16", "sgl_amx_bf16": "sgl_kernel.weight_packed_linear"}.get(item.name)
+    plain = machine.figure(task, "linear_plain_ms") if task else None
+    packed = machine.figure(task, "linear_packed_ms") if task else None
+    if plain and packed and packed > plain:
+        return [f"slower in the machine's own test: {packed:.3g} ms, {plain:.3g} ms without"]
+    return []
+
+
+def _no_compiler(machine: Machine) -> str:
+    if machine.compiler:
+        return ""
+    return "no C++ compiler was found, which torch.compile needs on a CPU; install g++ or clang++"

@@ -1,0 +1,123 @@
+"""Which backend is preferred where: one table, in order, each row with the figures behind it. `python -m accel.policy`
+prints it.
+
+The figures are in KERNELS.md's words: milliseconds, medians, one process, on 16 vCPU of Emerald Rapids with torch 2.11
+unless a row says
+otherwise. They stand until readouts of the machine at hand exist, which then decide (`make_plan(readouts=...)`).
+Approximate
+backends (int8, FP8) are in no row: they are for a person to ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel.types import Gpu, Kind, Machine, StageTraits
+
+LONG = 4096
+"""Tokens from which a shape counts as long. The figures are for 2048 and for 7800 tokens; the border lies between
+them."""
+
+WORTH = 1.1
+"""A lower precision is taken only when it is at least this much faster than float32 in the machine's own test."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The order of preference for one kind of work on one class of hardware. "*" fits every class or shape."""
+
+    hardware: str
+    kind: Kind
+    shape: str
+    order: tuple[str, ...]
+    figures: str
+
+
+RULES = (
+    Rule("cpu-amx", "attention", "long", ("sgl_amx", "sdpa"), "7800 tokens, 12 x 128: sgl_amx 126 ms, sdpa 134 ms"),
+    Rule("cpu-amx", "attention", "short", ("sdpa",), "2048 tokens, 12 x 128: 8.7 ms, sgl_amx 8.6 ms, no gain"),
+    Rule(
+        "cpu-amx",
+        "linear",
+        "long",
+        ("stock", "onednn_bf16", "sgl_amx_bf16"),
+        "the linears of one Wan 1.3B block at 7800 rows: stock bf16 176 ms, onednn_bf16 185 ms, sgl_amx_bf16 192 ms",
+    ),
+    Rule(
+        "cpu-amx",
+        "linear",
+        "short",
+        ("onednn_bf16", "sgl_amx_bf16", "stock"),
+        "2048 x 384 x 1536: onednn_bf16 0.46 ms, sgl_amx_bf16 0.56 ms, stock bf16 0.64 ms",
+    ),
+    Rule(
+        "cpu-bf16",
+        "linear",
+        "*",
+        ("onednn_bf16", "stock"),
+        "packing saves the reordering of the weight at each call; taken only where the machine's own test shows a gain",
+    ),
+    Rule(
+        "cpu-*",
+        "vae",
+        "*",
+        ("bf16_channels_last", "direct_conv3d", "stock"),
+        "conv3d of 96 channels: bf16 channels last 61 ms, bf16 110 ms, fp32 289 ms; Wan VAE decode in fp32 on 2 cores "
+        "of Zen 3: direct 5.5x as fast as stock at base width 16, 1.25x at 48",
+    ),
+    Rule("cpu-*", "linear", "*", ("stock",), "packed fp32 linears gain nothing: 0.99x in a whole small transformer"),
+    Rule("*", "attention", "*", ("sdpa",), "the reference; nothing faster was measured on this hardware yet"),
+    Rule("*", "linear", "*", ("stock",), "the reference; nothing faster was measured on this hardware yet"),
+    Rule("*", "vae", "*", ("stock",), "the reference; nothing faster was measured on this hardware yet"),
+)
+
+COMPILE = (
+    "compiling pays off only over many steps: a first run of a decoder took 65 s on 2 CPU cores; on an H200 compiled "
+    "blocks took 2.18 s a forward against 2.65 s"
+)
+
+
+def hardware(machine: Machine, gpu: Gpu | None) -> str:
+    """The class of hardware a stage runs on, as RULES name it: "cpu-amx", "cpu-bf16", "cpu-fp32", "sm_90", "gfx950",
+    "mps"."""
+    if gpu is not None:
+        return gpu.arch
+    if machine.cpu.usable("amx_bf16"):
+        return "cpu-amx"
+    return "cpu-bf16" if (gain(machine, "linear") or 0.0) >= WORTH else "cpu-fp32"
+
+
+def gain(machine: Machine, work: str) -> float | None:
+    """How many times as fast bf16 is as float32 on this CPU, by the machine's own test; None when there is no figure.
+
+    work: "linear", "attention" or "conv3d".
+    """
+    single = machine.figure("bf16", f"{work}_float32_ms")
+    low = machine.figure("bf16", f"{work}_bfloat16_ms")
+    return single / low if single and low else None
+
+
+def shape_class(traits: StageTraits) -> str:
+    return "long" if traits.tokens >= LONG else "short"
+
+
+def rule_for(hardware: str, kind: Kind, shape: str) -> Rule:
+    """The first row that fits. There always is one."""
+    for rule in RULES:
+        fits = rule.hardware in ("*", hardware) or (rule.hardware == "cpu-*" and hardware.startswith("cpu-"))
+        if fits and rule.kind == kind and rule.shape in ("*", shape):
+            return rule
+    raise LookupError(f"no rule for {kind} on {hardware}")
+
+
+def printed() -> str:
+    """The table as text."""
+    rows = [
+        f"{rule.hardware:9} {rule.kind:10} {rule.shape:6} {' > '.join(rule.order)}\n    {rule.figures}"
+        for rule in RULES
+    ]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(printed())

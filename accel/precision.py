@@ -1,0 +1,87 @@
+"""Which dtype a stage runs in: by measurement, never by wish.
+
+Without AVX512_BF16 or AMX a CPU runs bf16 many times slower than float32 (8 to 9 times for linears, 30 to 300 times for
+conv3d), with
+them about twice as fast. The probe times both on this machine, and a stage takes bf16 only when its own mixture of work
+gains.
+"""
+
+from __future__ import annotations
+
+from accel import policy
+from accel.types import Gpu, Machine, StageTraits
+
+
+def best_dtype(
+    machine: Machine, traits: StageTraits, gpu: Gpu | None, allowed: list[str]
+) -> tuple[str, tuple[str, ...]]:
+    """The fastest of the dtypes `allowed` that is safe for this stage, with the figures."""
+    if len(allowed) == 1:
+        return allowed[0], (f"{traits.class_name} is run in {allowed[0]} only",) if len(traits.dtypes) == 1 else ()
+    if gpu is not None:
+        return _gpu_dtype(machine, traits, gpu, allowed)
+    if "bfloat16" not in allowed:
+        return ("float32" if "float32" in allowed else allowed[0]), ()
+    unproved = machine.why_unproved("bf16")
+    if unproved:
+        return "float32" if "float32" in allowed else allowed[0], (f"not bf16: {unproved}",)
+    factor = gain(machine, traits)
+    better = factor is not None and factor >= policy.WORTH
+    return "bfloat16" if better or "float32" not in allowed else "float32", (speed(machine, traits),)
+
+
+def _gpu_dtype(machine: Machine, traits: StageTraits, gpu: Gpu, allowed: list[str]) -> tuple[str, tuple[str, ...]]:
+    if traits.stage == "vae" and "float32" in allowed:
+        return "float32", ("frames are decoded in float32 as the models' authors do; it is a small part of the time",)
+    task = f"gpu:{'mps' if gpu.vendor == 'apple' else gpu.index}"
+    single, low = machine.figure(task, "linear_float32_ms"), machine.figure(task, "linear_bfloat16_ms")
+    figures = f"a product takes {low:.3g} ms in bf16 and {single:.3g} ms in fp32 on this GPU" if single and low else ""
+    if "bfloat16" in allowed and single and low and single / low >= policy.WORTH:
+        return "bfloat16", (figures,)
+    name = "float32" if "float32" in allowed else allowed[0]
+    return name, (figures or "this GPU's speed in bf16 is not known yet",)
+
+
+def gain(machine: Machine, traits: StageTraits) -> float | None:
+    """How many times as fast this stage's work would be in bf16, from the machine's own tests weighed by the stage's
+    work."""
+    if traits.stage == "vae":
+        return policy.gain(machine, "conv3d")
+    linear, attention = policy.gain(machine, "linear"), policy.gain(machine, "attention")
+    if linear is None or attention is None:
+        return linear
+    # floating point operations of one call; a product's rate in the test is taken for all its shapes
+    products = 2 * traits.tokens * sum(item.out_features * item.in_features * item.count for item in traits.linears)
+    scores = (
+        4
+        * traits.tokens
+        * (traits.kv_tokens or traits.tokens)
+        * traits.heads
+        * traits.head_dim
+        * traits.attention_calls
+    )
+    if products + scores == 0:
+        return linear
+    core = machine.figure("bf16", "linear_float32_ms"), machine.figure("bf16", "attention_float32_ms")
+    # the tests: 512^3 product; 6 heads of 64, 512 tokens
+    products_ms, scores_ms = (
+        products / (2 * 512**3) * (core[0] or 0),
+        scores / (4 * 512 * 512 * 6 * 64) * (core[1] or 0),
+    )
+    return (products_ms + scores_ms) / (products_ms / linear + scores_ms / attention)
+
+
+def speed(machine: Machine, traits: StageTraits) -> str:
+    """Both figures behind a dtype, as a sentence; empty when there are none."""
+    work = "conv3d" if traits.stage == "vae" else "linear"
+    single, low = machine.figure("bf16", f"{work}_float32_ms"), machine.figure("bf16", f"{work}_bfloat16_ms")
+    factor = gain(machine, traits)
+    if not single or not low or factor is None:
+        return "bf16 has not been measured on this CPU, so float32 is safe"
+    how = f"{factor:.3g} times as fast as" if factor >= 1 else f"{1 / factor:.3g} times slower than"
+    figures = [f"{work} {low:.3g} ms, fp32 {single:.3g} ms"]
+    if traits.stage == "transformer" and (attention := machine.figure("bf16", "attention_bfloat16_ms")):
+        figures.append(
+            f"attention {attention:.3g} ms, fp32 {machine.figure('bf16', 'attention_float32_ms') or 0:.3g} ms"
+        )
+    return f"bf16 is {how} fp32 for this stage by the machine's own test ({'; '.join(figures)})"

@@ -1,0 +1,149 @@
+"""What a diffusers pipeline asks of a backend, read from its modules: no table of model names, no run.
+
+Sizes are those of the clip to come where they are given, else the pipeline's own defaults; only the order of preference
+depends on them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from typing import Any
+
+from accel.types import LinearShape, ModelTraits, StageName, StageTraits
+
+COMPONENTS: tuple[tuple[StageName, str], ...] = (
+    ("text_encoder", "text_encoder"),
+    ("transformer", "transformer"),
+    ("vae", "vae"),
+)
+
+DTYPES: dict[StageName, tuple[str, ...]] = {
+    # text encoders of the T5 family overflow in fp16
+    "text_encoder": ("float32", "bfloat16"),
+    "transformer": ("float32", "bfloat16", "float16"),
+    "vae": ("float32", "bfloat16", "float16"),
+}
+
+MASKED = ("LTX", "HunyuanVideo")
+"""Families whose attention calls carry a mask (LTX's text, HunyuanVideo's joint sequence), by the start of the class
+name."""
+
+TEXT_TOKENS = 512
+"""Length that video pipelines pad prompts to unless their tokenizer has a smaller limit (Wan, LTX: 512 and 128 by
+default)."""
+
+
+def traits_of(
+    pipeline: Any, *, width: int | None = None, height: int | None = None, frames: int | None = None
+) -> ModelTraits:
+    """The stages of `pipeline` (a diffusers pipeline, already loaded). width and height in pixels.
+
+    Loads nothing and changes nothing; components it lacks are left out. Works before and after an installation.
+    """
+    size = _size(pipeline, width, height, frames)
+    text = _text_tokens(pipeline)
+    stages = []
+    for stage, name in COMPONENTS:
+        module = getattr(pipeline, name, None)
+        if module is not None:
+            stages.append(_stage(stage, module, _video_tokens(pipeline, module, size), text))
+    return ModelTraits(type(pipeline).__name__.removesuffix("Pipeline"), type(pipeline).__name__, tuple(stages))
+
+
+def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
+    from torch import nn
+
+    modules = list(module.modules())
+    shapes = Counter(
+        (item.out_features, item.in_features, item.bias is not None) for item in modules if isinstance(item, nn.Linear)
+    )
+    linears = tuple(LinearShape(out, into, count, bias) for (out, into, bias), count in sorted(shapes.items()))
+    heads, size = _heads(module)
+    calls, reach = _attention(module) if stage == "transformer" else (0, "")
+    return StageTraits(
+        stage=stage,
+        class_name=type(module).__name__,
+        dtypes=DTYPES[stage],
+        parameters=sum(item.numel() for item in module.parameters()),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=size,
+        tokens=text if stage == "text_encoder" else video,
+        kv_tokens=text if stage == "text_encoder" else video,
+        attention_calls=calls,
+        masked=type(module).__name__.startswith(MASKED),
+        reachable=stage == "transformer" and not reach,
+        reach=reach,
+        linears=linears,
+        conv3d=sum(isinstance(item, nn.Conv3d) for item in modules),
+        channels=_number(module, "decoder_base_dim", "base_dim"),
+    )
+
+
+def _attention(transformer: Any) -> tuple[int, str]:
+    """Number of attention modules, and why none of them can be reached (empty when some can)."""
+    from accel import bridge
+
+    missing = bridge.why_not()
+    if missing:
+        return 0, missing
+    found = bridge.attention_modules(transformer)
+    reached = [module for _, module in found if hasattr(module.processor, bridge.FIELD)]
+    if reached:
+        return len(found), ""
+    who = type(transformer).__name__
+    return len(
+        found
+    ), f"{who} does not ask diffusers' dispatcher for its attention: 0 of {len(found)} modules can be reached"
+
+
+def _heads(module: Any) -> tuple[int, int]:
+    heads = _number(module, "num_attention_heads", "num_heads", "n_heads")
+    size = _number(module, "attention_head_dim", "d_kv", "head_dim")
+    width = _number(module, "hidden_size", "d_model")
+    return heads, size or (width // heads if heads else 0)
+
+
+def _number(module: Any, *names: str) -> int:
+    """The first of these settings in the module's config that is a number, 0 without one."""
+    config = getattr(module, "config", None)
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return 0
+
+
+def _size(pipeline: Any, width: int | None, height: int | None, frames: int | None) -> tuple[int, int, int]:
+    """(width, height, frames): as given, else the defaults of the pipeline's call, else those of Wan."""
+    known = inspect.signature(type(pipeline).__call__).parameters
+
+    def default(name: str, otherwise: int) -> int:
+        value = known[name].default if name in known else None
+        return value if isinstance(value, int) else otherwise
+
+    return width or default("width", 832), height or default("height", 480), frames or default("num_frames", 81)
+
+
+def _video_tokens(pipeline: Any, module: Any, size: tuple[int, int, int]) -> int:
+    """Tokens of one clip: latent frames x rows x columns over the transformer's patch."""
+    width, height, frames = size
+    space = _attribute(pipeline, "vae_scale_factor_spatial", "vae_spatial_compression_ratio") or 8
+    time = _attribute(pipeline, "vae_scale_factor_temporal", "vae_temporal_compression_ratio") or 4
+    patch = getattr(getattr(module, "config", None), "patch_size", None)
+    parts = (
+        tuple(patch) if isinstance(patch, (list, tuple)) else (1, patch, patch) if isinstance(patch, int) else (1, 1, 1)
+    )
+    depth, rows, columns = parts if len(parts) == 3 else (1, *parts[-2:])
+    latents = (frames - 1) // time + 1
+    return max(1, latents // depth) * max(1, height // (space * rows)) * max(1, width // (space * columns))
+
+
+def _attribute(pipeline: Any, *names: str) -> int:
+    return next((value for name in names if isinstance(value := getattr(pipeline, name, None), int)), 0)
+
+
+def _text_tokens(pipeline: Any) -> int:
+    limit = getattr(getattr(pipeline, "tokenizer", None), "model_max_length", None)
+    return min(limit, TEXT_TOKENS) if isinstance(limit, int) and limit > 0 else TEXT_TOKENS
