@@ -1,0 +1,130 @@
+"""First stage: the VAE, from nothing, on rendered clips. Two gates: better than PCA, and the judge sees the objects."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor, nn
+
+from app.starter import world
+from app.starter.codec import ClipCodec
+from app.starter.model import LATENT_CHANNELS, build_vae
+from app.starter.training import Average, Clock, Ranks, learning_rate_factor
+
+GROUP = 32  # clips rendered together
+LATENT_NOISE = 0.12  # largest deviation of the noise the decoder must bear; a sampler's latents are never exact
+SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means something
+
+
+class ClipPool:
+    """Rendered clips on the device, the oldest replaced as training goes on."""
+
+    def __init__(self, rng: random.Random, clips: int, device: torch.device) -> None:
+        self.rng, self.device, self.next = rng, device, 0
+        self.clips = torch.cat([self._group() for _ in range(max(1, clips // GROUP))])
+
+    def _group(self) -> Tensor:
+        return world.render(world.random_group(self.rng, GROUP), self.device)
+
+    def refresh(self) -> None:
+        self.clips[self.next : self.next + GROUP] = self._group()
+        self.next = (self.next + GROUP) % len(self.clips)
+
+    def batch(self, size: int) -> Tensor:
+        """``(size, 3, frames, height, width)`` in -1..1."""
+        chosen = torch.randint(0, len(self.clips), (size,), device=self.device)
+        return self.clips[chosen].float() / 127.5 - 1
+
+
+def reconstruction_loss(clips: Tensor, again: Tensor) -> dict[str, Tensor]:
+    """L1 and L2 for the colours, first differences for outlines (x, y) and flicker (time)."""
+    error = again - clips
+    outlines = error.diff(dim=3).abs().mean() + error.diff(dim=4).abs().mean()
+    flicker = error.diff(dim=2).abs().mean()
+    return {"l1": error.abs().mean(), "l2": error.square().mean(), "outlines": outlines, "flicker": flicker}
+
+
+class VaeStep(nn.Module):
+    """Encode, disturb, decode, compare: one compiled graph."""
+
+    def __init__(self, codec: ClipCodec) -> None:
+        super().__init__()
+        self.codec = codec
+
+    def forward(self, clips: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        means = self.codec.encode(clips).float()
+        again = self.codec.decode(means + noise).float()
+        parts = reconstruction_loss(clips, again)
+        loss = parts["l1"] + 2 * parts["l2"] + 0.7 * parts["outlines"] + 0.4 * parts["flicker"]
+        return loss + SIZE_PENALTY * means.square().mean(), parts["l2"].detach(), parts["outlines"].detach()
+
+
+def train_vae(ranks: Ranks, seconds: float, out: Path, batch: int = 8, pool: int = 2048, rate: float = 1.5e-3) -> None:
+    """Train for ``seconds`` and write ``out`` (a diffusers VAE folder, fp32) from the averaged weights."""
+    torch.manual_seed(5)
+    vae = build_vae().to(ranks.device)
+    codec = ClipCodec(vae)
+    parameters = list(vae.parameters())
+    ranks.share(p.data for p in parameters)
+    torch.manual_seed(100 + ranks.rank)
+    clips = ClipPool(random.Random(100 + ranks.rank), pool, ranks.device)
+    step_module = VaeStep(codec)
+    run = torch.compile(step_module, dynamic=False) if ranks.cuda else step_module
+    optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=ranks.cuda)
+    average = Average(parameters, 0.998)
+    clock, step, seen = Clock(ranks, seconds), 0, []
+    shape = (batch, LATENT_CHANNELS, (world.FRAMES + 1) // 2, world.HEIGHT // 16, world.WIDTH // 16)
+    while (passed := clock.tick(step)) < 1:
+        for group in optimiser.param_groups:
+            group["lr"] = rate * learning_rate_factor(step, passed, warmup=150, flat_until=0.35)
+        if step % 8 == 0:
+            clips.refresh()
+        size = LATENT_NOISE * torch.rand(batch, 1, 1, 1, 1, device=ranks.device)
+        with ranks.autocast():
+            loss, squared, outlines = run(clips.batch(batch), size * torch.randn(shape, device=ranks.device))
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        ranks.average_gradients(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        optimiser.step()
+        average.update()
+        step += 1
+        seen.append(torch.stack([squared, outlines]))
+        if step % 200 == 0 or step in (5, 50):
+            _report(ranks, clock, step, batch, seen)
+            seen = []
+    average.apply()
+    _finish(ranks, codec, clips, out, step * batch * ranks.size)
+
+
+def _report(ranks: Ranks, clock: Clock, step: int, batch: int, seen: list[Tensor]) -> None:
+    squared, outlines = torch.stack(seen).mean(0).tolist()
+    rate = step * batch * ranks.size / clock.elapsed()
+    ranks.say(
+        f"vae step {step} {clock.elapsed():.0f}s psnr {-10 * math.log10(squared / 4):.2f} "
+        f"outlines {outlines:.4f} clips/s {rate:.0f}"
+    )
+
+
+@torch.no_grad()
+def _finish(ranks: Ranks, codec: ClipCodec, clips: ClipPool, out: Path, clips_seen: int) -> None:
+    """Latent statistics over 256 fresh clips into the config, log-variance made constant, weights written."""
+    vae: AutoencoderKLWan = codec.vae
+    vae.quant_conv.weight[LATENT_CHANNELS:] = 0
+    vae.quant_conv.bias[LATENT_CHANNELS:] = 2 * math.log(0.02)
+    means = []
+    for _ in range(8):
+        clips.refresh()
+        start = (clips.next - GROUP) % len(clips.clips)
+        with ranks.autocast():
+            means.append(codec.encode(clips.clips[start : start + GROUP].float() / 127.5 - 1).float())
+    stacked = torch.cat(means)
+    mean, std = stacked.mean((0, 2, 3, 4)), stacked.std((0, 2, 3, 4))
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+    ranks.say(f"vae done: {clips_seen} clips seen; latent deviation {std.min():.2f}...{std.max():.2f}")
+    if ranks.first:
+        vae.save_pretrained(out)

@@ -1,0 +1,167 @@
+"""What both training stages share: ranks, the clock that drives the learning rate, averages, and Muon."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Ranks:
+    """This process among its peers (one per GPU under torchrun, alone otherwise)."""
+
+    def __init__(self) -> None:
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        self.cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", local) if self.cuda else torch.device("cpu")
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.backends.cudnn.allow_tf32 = True
+        if self.size > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if self.cuda else "gloo")
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def say(self, *words: object) -> None:
+        """Print once, from the first rank."""
+        if self.first:
+            print(*words, flush=True)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.cuda)
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Mean of every gradient over the ranks, in one message."""
+        if self.size == 1:
+            return
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat)
+        flat /= self.size
+        torch._foreach_copy_(gradients, [f.view_as(g) for f, g in zip(_split(flat, gradients), gradients, strict=True)])
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the first rank's values."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def largest(self, value: float) -> float:
+        """The same number on every rank: the largest of theirs."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value, device=self.device, dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return float(tensor)
+
+    def close(self) -> None:
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+def _split(flat: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return flat.split([t.numel() for t in like])
+
+
+class Clock:
+    """Share of the training time that has passed (0...1), the same on every rank, looked up every ten steps."""
+
+    def __init__(self, ranks: Ranks, seconds: float) -> None:
+        self.ranks, self.seconds, self.start = ranks, seconds, time.monotonic()
+        self.passed = 0.0
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    def tick(self, step: int) -> float:
+        if step % 10 == 0:
+            self.passed = self.ranks.largest(self.elapsed()) / self.seconds
+        return self.passed
+
+
+def learning_rate_factor(step: int, passed: float, warmup: int, flat_until: float) -> float:
+    """Linear warm-up over ``warmup`` steps, flat, then linearly to 1 % at the end of the time."""
+    up = min(1.0, (step + 1) / warmup)
+    down = 1.0 if passed < flat_until else max(0.01, (1 - passed) / (1 - flat_until))
+    return up * down
+
+
+class Average:
+    """Exponential moving average of parameters, with a short memory at the start."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
+        self.parameters, self.decay, self.steps = list(parameters), decay, 0
+        self.values = [p.detach().clone() for p in parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.steps += 1
+        decay = min(self.decay, self.steps / (10 + self.steps))
+        torch._foreach_lerp_(self.values, [p.detach() for p in self.parameters], 1 - decay)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Write the averages into the parameters."""
+        torch._foreach_copy_([p.data for p in self.parameters], self.values)
+
+
+class Muon:
+    """Momentum with orthogonalised updates for matrices (Jordan et al. 2024), batched over equal shapes.
+
+    The five Newton-Schulz steps use the published coefficients that converge fastest in bf16; updates are scaled to
+    the size that AdamW's would have (0.2 * sqrt(longer side), Moonlight 2025).
+    """
+
+    STEPS = (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    )
+
+    def __init__(self, parameters: Sequence[nn.Parameter], momentum: float = 0.95, weight_decay: float = 0.02) -> None:
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for parameter in parameters:
+            self.groups.setdefault(tuple(parameter.shape), []).append(parameter)
+        self.buffers = {
+            shape: torch.zeros(len(members), *shape, device=members[0].device) for shape, members in self.groups.items()
+        }
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        for shape, members in self.groups.items():
+            gradient = torch.stack([p.grad for p in members if p.grad is not None])
+            buffer = self.buffers[shape]
+            buffer.lerp_(gradient, 1 - self.momentum)
+            update = orthogonalise(gradient.lerp(buffer, self.momentum)).float() * (0.2 * max(shape) ** 0.5)
+            tensors: list[Tensor] = [*members]
+            torch._foreach_mul_(tensors, 1 - learning_rate * self.weight_decay)
+            torch._foreach_add_(tensors, list(update.unbind(0)), alpha=-learning_rate)
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Nearest semi-orthogonal matrices, roughly (singular values 0.7...1.2), of ``(n, rows, columns)``."""
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for a, b, c in Muon.STEPS:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
