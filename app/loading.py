@@ -13,10 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from app.errors import CannotRunError
 
 # Weights live in these libraries; everything else (schedulers, pipeline modules) is small and left to diffusers.
 _LIBRARIES = ("diffusers", "transformers")
+# What the libraries raise over files that are missing, cut short or not theirs.
+_BROKEN = (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError, TypeError, SafetensorError)
 
 
 def go_offline() -> None:
@@ -83,13 +87,44 @@ def load_pipeline(
                 loaded[name] = _load_component(folder, name, library, kind, dtype)
             on_component(done, len(components))
         pipeline = DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **loaded)
-    except (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError) as error:
-        if isinstance(error, RuntimeError) and "alloc" in str(error):
+    except _BROKEN as error:
+        if "alloc" in str(error):  # too little memory is no fault of the model's files
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CannotRunError(f"The model in {folder} can't be loaded ({reason}): fetch the model again.") from error
+        raise _broken(folder, error) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def skeleton(folder: Path) -> Any:
+    """The pipeline in `folder` with components that have shapes but no weights: to describe a model before it is
+    loaded.
+
+    Raises CannotRunError as `load_pipeline` does.
+    """
+    import torch
+    from diffusers import DiffusionPipeline
+    from transformers import AutoConfig
+
+    quieten()
+    shapes: dict[str, Any] = {}
+    try:
+        with torch.device("meta"):
+            for name, (library, kind) in components_of(folder).items():
+                factory: Any = getattr(importlib.import_module(library), kind) if library in _LIBRARIES else None
+                if not hasattr(factory, "forward"):
+                    continue
+                if library == "transformers":
+                    shapes[name] = factory(AutoConfig.from_pretrained(str(folder / name), local_files_only=True))
+                else:
+                    shapes[name] = factory.from_config(factory.load_config(str(folder / name), local_files_only=True))
+        return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **shapes)
+    except _BROKEN as error:
+        raise _broken(folder, error) from error
+
+
+def _broken(folder: Path, error: Exception) -> CannotRunError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return CannotRunError(f"The model in {folder} can't be loaded ({reason}): fetch the model again.")
 
 
 def _load_component(folder: Path, name: str, library: str, kind: str, dtype: Any) -> Any:

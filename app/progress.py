@@ -148,7 +148,7 @@ class StageClock:
         return left
 
     def _expected(self, stage: Stage) -> float | None:
-        """Seconds of a whole stage: as an earlier clip took, else by its usual share from the pace of denoising."""
+        """Seconds of a whole stage: as an earlier clip took, else its usual share of what denoising takes."""
         known = self._earlier.get(TIMING_KEYS[stage])
         if known is not None:
             return known
@@ -156,6 +156,8 @@ class StageClock:
             denoising = self._spent["denoising"]
         elif self._stage == "denoising" and self._step > 0:
             denoising = (self._now() - self._entered) / self._step * self._steps
+        elif "denoise" in self._earlier:
+            denoising = self._earlier["denoise"]
         else:
             return None
         return denoising * _SHARES[stage] / _SHARES["denoising"]

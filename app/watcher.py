@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from accel.finite import check_latents
 from app.preview import CleanEstimate, LatentColours
 from app.progress import Progress, StageClock
 
@@ -26,14 +27,6 @@ class Stop(BaseException):
     """
 
 
-class NotFinite(Exception):  # noqa: N818  it names what was found
-    """Latents or frames are not numbers, or nothing but one colour. `where` gave `found`."""
-
-    def __init__(self, where: str, found: str) -> None:
-        super().__init__(f"{where} gave {found}")
-        self.where, self.found = where, found
-
-
 class Watcher:
     """Hooks and callback for one run. Use it as a context manager around the pipeline's call."""
 
@@ -46,14 +39,15 @@ class Watcher:
         should_stop: Callable[[], bool] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         colours: Callable[[], LatentColours | None] | None = None,
+        backends: str = "",
     ) -> None:
         self._pipeline, self._clock, self._steps = pipeline, clock, steps
         self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
         self._hooks: list[Any] = []
         self._estimate = CleanEstimate(pipeline.scheduler) if colours is not None else None
         self._last_preview = float("-inf")
+        self._backends = backends
         self._frames_begun = 0
-        self.steps_done = 0
 
     def __enter__(self) -> Self:
         if (encoder := getattr(self._pipeline, "text_encoder", None)) is not None:
@@ -77,10 +71,9 @@ class Watcher:
         self._hooks.clear()
 
     def step_end(self, pipeline: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        """diffusers' `callback_on_step_end`. Raises Stop, or NotFinite naming the step."""
+        """diffusers' `callback_on_step_end`. Raises Stop, or NonFiniteError naming the step and `backends`."""
         latents = tensors["latents"]
-        self.steps_done = index + 1
-        check_finite(latents, f"Step {index + 1} of {self._steps}")
+        check_latents(latents, index + 1, self._backends)
         if self._clock.stage != "denoising":
             self._clock.enter("denoising", self._steps)
         self._clock.advance(index + 1)
@@ -133,14 +126,6 @@ class Watcher:
     def _tell(self, preview: Any = None) -> None:
         if self._on_progress is not None:
             self._on_progress(self._clock.progress(preview))
-
-
-def check_finite(values: Any, where: str) -> None:
-    """Raise NotFinite when the tensor `values` holds NaN or an infinity. One pass, one scalar back."""
-    import torch
-
-    if not torch.isfinite(values).all():
-        raise NotFinite(where, "values that are not numbers")
 
 
 def _blocks(module: Any) -> Iterator[Any]:

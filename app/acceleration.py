@@ -1,0 +1,256 @@
+"""The engine's one door to accel/: which plan for this request, put in, counted, taken out.
+
+The order matters: threads and how they wait are set before torch is imported, and a model is described from its
+configuration alone, so that a forced backend that can't run is refused before any weights are read.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import accel
+from accel import threads
+from accel.backends import reference
+from accel.finite import engaged_backends
+from accel.types import Choice, Machine, ModelTraits, Plan, Preferences
+from app import loading
+from app.errors import CannotRunError, JobFailedError, UsageError
+from app.models.base import Family
+from app.request import GenerationRequest
+
+# Where a recorded plan's choice came from: the preference that forces it again.
+_FORCES: dict[str, tuple[str, str]] = {
+    "attention": ("transformer", "attention"),
+    "linear": ("transformer", "linear"),
+    "text_encoder_linear": ("text_encoder", "linear"),
+    "vae": ("vae", "vae"),
+    "dtype": ("transformer", "dtype"),
+    "compile": ("transformer", "compile"),
+}
+# Settings whose engaged choice can change a clip's pixels.
+_SHAPING = ("device", "dtype", "attention", "linear", "vae", "memory_format", "compile")
+_NOTHING = ("stock", "", "none", "off", "no")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The plan for one request, and sentences on what a recorded plan wanted and this machine can't."""
+
+    plan: Plan
+    differences: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The plan as JSON-able data."""
+        return self.plan.to_dict()
+
+    @property
+    def identity(self) -> tuple[tuple[str, str, str], ...]:
+        """Equal for plans that engage the same, whatever their reasons: such clips share a loaded model."""
+        return tuple((choice.stage, choice.setting, choice.engaged) for choice in self.plan.choices())
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Component name to dtype, for loading in the dtype that will run."""
+        found = {"default": "float32"}
+        for stage in self.plan.stages:
+            if stage.dtype.engaged not in _NOTHING:
+                found |= dict.fromkeys(_components(stage.stage), stage.dtype.engaged)
+        return found
+
+    @property
+    def device(self) -> str:
+        """The torch device that the denoiser runs on."""
+        stage = self.plan.stage("transformer")
+        return "cpu" if stage is None or stage.device.engaged in _NOTHING else stage.device.engaged
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether anything but the reference backends is engaged."""
+        return any(choice.engaged not in _references(choice) for choice in self.plan.choices())
+
+
+@functools.cache
+def machine() -> Machine:
+    """The machine, probed once per process; sets how many threads work and how they wait, which torch reads when
+    imported.
+
+    What a person set in the environment stays.
+    """
+    found = accel.probe()
+    threads.apply(found)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def traits(folder: Path, width: int, height: int, frames: int) -> ModelTraits:
+    """The model in `folder` as accel sees it, for clips of this size. Reads no weights."""
+    machine()
+    return accel.traits_of(_skeleton(folder), width=width, height=height, frames=frames)
+
+
+@functools.lru_cache(maxsize=4)
+def _skeleton(folder: Path) -> Any:
+    loading.go_offline()
+    return loading.skeleton(folder)
+
+
+def decide(family: Family, request: GenerationRequest, recorded: Mapping[str, Any] | None = None) -> Decision:
+    """The plan for `request`; with `recorded`, a plan from a clip's metadata, as much of that one as can run here.
+
+    Reads no weights. Raises UsageError for an accel setting that does not exist, CannotRunError for one that can't run
+    here or a model that is not on this machine.
+    """
+    for name in ("cache", "offload"):
+        if (value := getattr(request.accel, name)) not in ("auto", "none"):
+            raise UsageError(f'accel.{name}: {value!r} is not possible; write "auto" or "none".')
+    if family.folder is None:
+        raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
+    described = traits(family.folder, int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    if recorded is None:
+        return Decision(_plan(described, _preferences(request)))
+    try:
+        then = Plan.from_dict(dict(recorded))
+    except (ValueError, TypeError) as error:
+        plan = _plan(described, Preferences())
+        return Decision(
+            plan, (f"The accelerators it was made with can't be read ({error}); the automatic choice is used.",)
+        )
+    plan = _plan(described, _as_recorded(then, described))
+    return Decision(plan, _differences(then, plan))
+
+
+class Engaged:
+    """Accelerators in a loaded pipeline."""
+
+    def __init__(self, pipeline: Any, decision: Decision) -> None:
+        self._pipeline, self._decision = pipeline, decision
+        self._installation = self._install()
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether anything but the reference backends is engaged."""
+        return self._decision.accelerated
+
+    @property
+    def backends(self) -> str:
+        """What is engaged, as a few words for an error."""
+        return engaged_backends(self._installation.report()) or "the reference backends"
+
+    def begin_clip(self) -> None:
+        """Count from zero again."""
+        self._installation.reset()
+
+    def report(self) -> dict[str, Any]:
+        """What was served and what fell back since `begin_clip`, and the threads it ran on."""
+        import torch
+
+        return {**self._installation.report(), "threads": torch.get_num_threads()}
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """While entered, the pipeline runs on the reference backends alone."""
+        self._installation.remove()
+        try:
+            yield
+        finally:
+            self._installation = self._install()
+
+    def _install(self) -> Any:
+        try:
+            return accel.install(self._pipeline, self._decision.plan)
+        except accel.AccelError as error:
+            raise JobFailedError(f"The accelerators could not be put in: {error}.") from error
+
+
+def engage(pipeline: Any, decision: Decision) -> Engaged:
+    """Move the pipeline to the plan's device, set the threads, put the accelerators in."""
+    import torch
+
+    if decision.plan.threads.engaged.isdigit():
+        torch.set_num_threads(int(decision.plan.threads.engaged))
+    if decision.device != "cpu":
+        pipeline.to(decision.device)
+    return Engaged(pipeline, decision)
+
+
+def summary(plan: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
+    """A plan in a few words, "float32, vae direct_conv3d 91/91": what runs, and with a report what was served of how
+    many calls.
+    """
+    words: list[str] = []
+    for stage in plan.get("stages", ()):
+        if stage.get("stage") == "transformer":
+            words.insert(0, stage["dtype"]["engaged"])
+        for setting in ("attention", "linear", "vae", "compile"):
+            choice = Choice.from_dict(stage[setting])
+            if choice.engaged in _references(choice):
+                continue
+            label = f"{'text ' if choice.stage == 'text_encoder' else ''}{setting} {choice.engaged}"
+            entries = [
+                entry for name, entry in (report or {}).get(setting, {}).items() if name in _components(choice.stage)
+            ]
+            if calls := sum(entry.get("calls", 0) for entry in entries):
+                label += f" {sum(entry.get('served', 0) for entry in entries)}/{calls}"
+            words.append(label)
+    return ", ".join(words) if len(words) > 1 else ", ".join([*words, "stock PyTorch"])
+
+
+def _preferences(request: GenerationRequest) -> Preferences:
+    known = {item.name for item in fields(Preferences)}
+    return Preferences(**{name: value for name, value in request.accel.model_dump().items() if name in known})
+
+
+def _plan(traits: ModelTraits, preferences: Preferences) -> Plan:
+    try:
+        return accel.make_plan(machine(), traits, preferences)
+    except accel.PlanError as error:
+        unknown = [reason for reason in error.reasons if "is not known" in reason]
+        if unknown:
+            raise UsageError(f"accel: {'; '.join(unknown)}.") from error
+        raise CannotRunError(f"{'; '.join(error.reasons)}.") from error
+
+
+def _as_recorded(then: Plan, traits: ModelTraits) -> Preferences:
+    """Preferences that force again what `then` engaged, as far as each can be forced here."""
+    forced = Preferences()
+    for name, (stage_name, setting) in _FORCES.items():
+        stage = then.stage(stage_name)
+        # one preference holds for the dtypes of all stages, so it can only say what was the same for all
+        if stage is None or (name == "dtype" and len({one.dtype.engaged for one in then.stages}) > 1):
+            continue
+        wanted = replace(forced, **{name: getattr(stage, setting).engaged})
+        try:
+            accel.make_plan(machine(), traits, wanted)
+        except accel.PlanError:
+            continue
+        forced = wanted
+    return forced
+
+
+def _differences(then: Plan, now: Plan) -> tuple[str, ...]:
+    """One sentence per choice that is another one here."""
+    here = {(choice.stage, choice.setting): choice for choice in now.choices()}
+    found = []
+    for choice in then.choices():
+        other = here.get((choice.stage, choice.setting))
+        if choice.setting in _SHAPING and other is not None and other.engaged != choice.engaged:
+            why = f": {other.reasons[0]}" if other.reasons else ""
+            label = f"{choice.stage.replace('_', ' ')} {choice.setting.replace('_', ' ')}"
+            found.append(f"It was made with {label} {choice.engaged}, here it is {other.engaged}{why}")
+    return tuple(found)
+
+
+def _references(choice: Choice) -> tuple[str, ...]:
+    """The values of a choice that mean plain PyTorch. Settings that are no backend never count as accelerated."""
+    if choice.setting in ("attention", "linear", "vae"):
+        return (*_NOTHING, reference(choice.setting).name)  # type: ignore[arg-type]
+    return _NOTHING if choice.setting == "compile" else (choice.engaged,)
+
+
+def _components(stage: str) -> tuple[str, ...]:
+    """The names under which a pipeline may hold components of a stage."""
+    return (stage, f"{stage}_2", f"{stage}_3")

@@ -1,0 +1,167 @@
+"""The command line: arguments to one of the verbs. Imports nothing heavy, so that `--help` answers at once."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from app import __version__
+from app.errors import CannotRunError, KinetileError, UsageError
+
+_USAGE = "python launch.py [--headless [SOURCE ...] | --share SOURCE | --doctor] [options]"
+
+_DESCRIPTION = "Kinetile turns a prompt into a short video, on this machine."
+
+_EPILOG = """\
+examples:
+  python launch.py --headless
+      make the first example clip: nothing to download, nothing to set
+  python launch.py --headless starter-rocket --set steps=12 --set "prompt=a red ball"
+      start from an example and change what you like
+  python launch.py --headless presets/starter-rocket.json --count 4 --out clips
+      four variations, with seeds one apart
+  python launch.py --headless clips/starter-rocket-7.mp4
+      every clip carries its own request: make it again
+  python launch.py --share clips/starter-rocket-7.mp4
+      a short text to send to someone, who gives it to --headless
+
+A SOURCE is a preset (.json), a batch with one request per line (.jsonl), a clip
+made by Kinetile (.mp4), a share code, or the name of an example in presets.
+
+exit codes: 0 all clips made, 1 some failed, 2 bad usage or preset, 3 this
+machine can't, 130 stopped with Ctrl-C (once: after the step; twice: at once)
+KINETILE_DEBUG=1 in the environment shows where an error came from.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one sentence instead of with the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:]}: see python launch.py --help.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    made = _Parser(
+        prog="python launch.py",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = made.add_argument_group("what to do").add_mutually_exclusive_group()
+    verbs.add_argument("--headless", nargs="*", metavar="SOURCE", help="make clips; with no SOURCE, the first example")
+    verbs.add_argument("--share", metavar="SOURCE", help="print the share code of a preset or clip")
+    verbs.add_argument("--doctor", action="store_true", help="say what this machine has and what will be used")
+    verbs.add_argument("--version", action="version", version=f"Kinetile {__version__}")
+    request = made.add_argument_group("what to change")
+    request.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="change a setting, such as steps=12",
+    )
+    request.add_argument("--count", type=int, metavar="N", help="clips per request, with seeds one apart")
+    request.add_argument("--strict", action="store_true", help="refuse what would have to be adjusted")
+    request.add_argument(
+        "--accel",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="choose accelerators, such as attention=sdpa,dtype=float32",
+    )
+    where = made.add_argument_group("where and how")
+    where.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for the clips (default: outputs in the data folder)"
+    )
+    where.add_argument(
+        "--home", metavar="DIR", help="data folder (default: KINETILE_HOME, else your system's place for data)"
+    )
+    where.add_argument("--dry-run", action="store_true", help="check everything, make nothing")
+    where.add_argument(
+        "--json", action="store_true", dest="as_json", help="print the result as JSON; progress goes to stderr"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit code. Errors that are a person's to know come as one sentence on
+    stderr.
+    """
+    try:
+        return _dispatch(parser().parse_args(argv))
+    except KinetileError as error:
+        return _complain(error, error.exit_code)
+    except KeyboardInterrupt:
+        return _complain(KeyboardInterrupt("Stopped."), 130)
+    except BrokenPipeError:
+        # Whoever read our output is gone; keep Python from complaining about it once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    if options.doctor:
+        return _doctor(options)
+    if options.headless is None and options.share is None:
+        return _page(options)
+    from app import headless
+    from app.paths import home
+
+    settings = headless.BatchSettings(
+        assignments=(*options.assignments, *_accel_assignments(options.accel)),
+        count=options.count,
+        out=options.out,
+        strict=options.strict,
+        dry_run=options.dry_run,
+        as_json=options.as_json,
+        home=home(options.home),
+    )
+    if options.share is not None:
+        return headless.share(options.share, settings)
+    return headless.run_batch(options.headless, settings)
+
+
+def _page(options: argparse.Namespace) -> int:
+    """No verb: the page opens here."""
+    raise CannotRunError(
+        "This version has no page, it works from the command line: python launch.py --headless makes a first clip, "
+        "python launch.py --help tells the rest."
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from accel import doctor
+
+    return doctor.main(as_json=options.as_json)
+
+
+def _accel_assignments(groups: Sequence[str]) -> list[str]:
+    """`attention=sdpa,linear=stock` as assignments to the request's accel section."""
+    parts = [part.strip() for group in groups for part in group.split(",") if part.strip()]
+    for part in parts:
+        if "=" not in part:
+            raise UsageError(
+                f"--accel {part}: KEY=VALUE was expected, for example --accel attention=sdpa,dtype=float32."
+            )
+    return [f"accel.{part}" for part in parts]
+
+
+def _complain(error: BaseException, code: int) -> int:
+    """One sentence on stderr; KINETILE_DEBUG=1 adds where it came from."""
+    print(str(error), file=sys.stderr, flush=True)
+    if os.environ.get("KINETILE_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""Engine: from a request to frames.
+
+Load the model (once for as long as model and plan stay the same), put the accelerators in, run the pipeline under a
+Watcher, check that what came out are numbers, hand over uint8 frames. torch and diffusers are imported inside
+functions: the plan's environment (threads and how they wait) must be set before torch loads, and a process that only
+imports this module stays small.
+
+The same request gives bit-equal frames: noise comes from a CPU generator with the request's seed, and the scheduler
+is made anew for every clip. A clip that was cancelled or failed leaves nothing behind that the next one could feel.
+"""
+
+import gc
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.finite import NonFiniteError, check_frames
+from app import acceleration, loading
+from app.calling import arguments_for, scheduler_for, to_frames
+from app.errors import Cancelled, JobFailedError, KinetileError
+from app.models import family_for
+from app.models.base import Family
+from app.paths import Home
+from app.preview import LatentColours
+from app.progress import Progress, StageClock
+from app.request import Adjustment, GenerationRequest
+from app.watcher import Stop, Watcher
+
+Frames = npt.NDArray[np.uint8]
+REFERENCE = "the reference backends"
+
+OnProgress = Callable[[Progress], None]
+ShouldStop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One finished clip.
+
+    frames: uint8 (frames, height, width, 3) RGB. plan and report: what accel engaged and what it served, as JSON-able
+    data. timings: seconds of load, text, denoise, decode and total. tokens: {"used", "total", "limit"} of the prompt,
+    empty when unknown.
+    """
+
+    frames: Frames
+    fps: float
+    request: GenerationRequest
+    adjustments: tuple[Adjustment, ...]
+    plan: dict[str, Any]
+    report: dict[str, Any]
+    timings: dict[str, float]
+    tokens: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Loaded:
+    """A pipeline in memory with its accelerators, and the key under which it may be used again."""
+
+    key: tuple[Any, ...]
+    pipeline: Any
+    scheduler_config: dict[str, Any]
+    engaged: acceleration.Engaged
+    colours: LatentColours | None = None
+
+
+class Engine:
+    """Makes clips one at a time. Call `close` (or leave the `with` block) to free the model."""
+
+    def __init__(self, home: Home | None = None) -> None:
+        self._home = home
+        self._loaded: _Loaded | None = None
+        self._earlier: dict[tuple[Any, ...], dict[str, float]] = {}
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model. The engine can be used again; the next clip loads anew."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        loaded.pipeline.maybe_free_model_hooks()
+        del loaded
+        _collect()
+
+    def generate(
+        self,
+        request: GenerationRequest,
+        on_progress: OnProgress | None = None,
+        should_stop: ShouldStop | None = None,
+        *,
+        previews: bool = False,
+        recorded_plan: Mapping[str, Any] | None = None,
+    ) -> Clip:
+        """Make one clip.
+
+        `on_progress` is called at every step, in this thread; `should_stop` often: between components while loading,
+        between blocks of the text encoder and transformer, between decoded latent frames. `previews` adds pictures to
+        some messages. `recorded_plan` is the plan in an earlier clip's metadata: what of it can run here is used
+        again.
+
+        Raises Cancelled when `should_stop` said so, UsageError for a request that no adjustment can save,
+        CannotRunError when this machine can't (model not whole, forced accelerator), JobFailedError when the clip
+        could not be finished.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise JobFailedError("The engine is already making a clip: wait for it, or use a second engine.")
+        try:
+            return self._generate(request, on_progress, should_stop, previews, recorded_plan)
+        finally:
+            self._busy.release()
+
+    def _generate(
+        self,
+        request: GenerationRequest,
+        on_progress: OnProgress | None,
+        should_stop: ShouldStop | None,
+        previews: bool,
+        recorded_plan: Mapping[str, Any] | None,
+    ) -> Clip:
+        family = family_for(request.model)
+        normalised = family.normalise(request)
+        request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
+        plan = acceleration.decide(family, request, recorded_plan)
+        key = (family.name, str(family.folder), plan.identity)
+        kind = (*key, request.width, request.height, request.frames)
+        earlier = dict(self._earlier.get(kind, {}))
+        if self._loaded is not None and self._loaded.key == key:
+            earlier["load"] = 0.0
+        clock = StageClock(earlier)
+        run = _Run(request, family, clock, on_progress, should_stop, previews)
+        failure: KinetileError | None = None
+        try:
+            frames, report = self._frames(self._ready(key, plan, run), run)
+        except Stop:
+            failure = Cancelled(f"Stopped while {run.place()}.")
+        except KinetileError:
+            raise
+        except Exception as error:
+            failure = run.explain(error)
+        if failure is not None:
+            # Raised here, outside the handler, so that it carries no traceback whose frames hold tensors.
+            self._tidy(failure)
+            raise failure
+        clock.leave()
+        timings = clock.timings()
+        self._earlier[kind] = timings
+        tokens = normalised.prompt_tokens
+        counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
+        fps = float(request.fps or family.defaults.fps)
+        return Clip(frames, fps, request, normalised.adjustments, plan.data, report, timings, counts)
+
+    def _ready(self, key: tuple[Any, ...], plan: "acceleration.Decision", run: "_Run") -> _Loaded:
+        """The pipeline for `key`, loaded and accelerated; another one in memory is freed first."""
+        run.clock.enter("loading")
+        run.tell()
+        if self._loaded is not None and self._loaded.key == key:
+            return self._loaded
+        self.close()
+        assert run.family.folder is not None, "decide refuses a model that is not on this machine"
+        pipeline = loading.load_pipeline(run.family.folder, plan.dtypes, run.on_component)
+        engaged = acceleration.engage(pipeline, plan)
+        self._loaded = _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged)
+        return self._loaded
+
+    def _frames(self, loaded: _Loaded, run: "_Run") -> tuple[Frames, dict[str, Any]]:
+        """Frames and report; numbers that are none get one more try on the reference backends."""
+        backends = loaded.engaged.backends
+        try:
+            return self._attempt(loaded, run, backends), loaded.engaged.report()
+        except NonFiniteError as error:
+            first = _found(error, run.steps)  # the text alone: the error's frames hold the latents
+        if not loaded.engaged.accelerated:
+            raise JobFailedError(f"{first}, with {backends}, so no clip was saved: try another seed or less guidance.")
+        with loaded.engaged.reference():
+            try:
+                frames = self._attempt(loaded, run, REFERENCE)
+            except NonFiniteError as error:
+                again = _found(error, run.steps)
+            else:
+                note = f"{first}, with {backends}; the clip was made again with {REFERENCE}."
+                return frames, {**loaded.engaged.report(), "retried": note}
+        raise JobFailedError(
+            f"{first}, with {backends}, and with {REFERENCE} again ({again}), so no clip was saved: "
+            "try another seed, less guidance or --accel dtype=float32."
+        )
+
+    def _attempt(self, loaded: _Loaded, run: "_Run", backends: str) -> Frames:
+        """One run of the pipeline. Whatever happens, hooks and per-run state of the pipeline are gone afterwards."""
+        pipeline, request, clock = loaded.pipeline, run.request, run.clock
+        pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
+        loaded.engaged.begin_clip()
+        colours = (lambda: _colours(loaded)) if run.previews else None
+        watcher = Watcher(
+            pipeline,
+            clock,
+            run.steps,
+            should_stop=run.should_stop,
+            on_progress=run.on_progress,
+            colours=colours,
+            backends=backends,
+        )
+        clock.enter("text")
+        run.tell()
+        try:
+            with watcher:
+                video = pipeline(**arguments_for(pipeline, run.family, request, watcher.step_end)).frames
+        finally:
+            pipeline.maybe_free_model_hooks()
+        if clock.stage != "decoding":
+            clock.enter("decoding")
+        check_frames(video[0].float().cpu().numpy(), backends)  # as float, where NaN still shows
+        frames = to_frames(video)
+        check_frames(frames, backends)  # as bytes, where nearly one colour is one colour
+        clock.advance(clock.position[1])
+        run.tell()
+        return frames
+
+    def _tidy(self, failure: KinetileError) -> None:
+        """After a clip that was not finished: memory back; after running out of it, the model goes too."""
+        if getattr(failure, "out_of_memory", False):
+            self.close()
+        _collect()
+
+
+@dataclass
+class _Run:
+    """What belongs to one call of `generate`."""
+
+    request: GenerationRequest
+    family: Family
+    clock: StageClock
+    on_progress: OnProgress | None
+    should_stop: ShouldStop | None
+    previews: bool
+
+    @property
+    def steps(self) -> int:
+        return int(self.request.steps or self.family.defaults.steps)
+
+    def tell(self) -> None:
+        if self.on_progress is not None:
+            self.on_progress(self.clock.progress())
+
+    def on_component(self, done: int, of: int) -> None:
+        if done == 0:
+            self.clock.enter("loading", of)
+        self.clock.advance(done)
+        self.tell()
+        if self.should_stop is not None and self.should_stop():
+            raise Stop
+
+    def place(self) -> str:
+        """Where the clip is, to complete "stopped while ..."."""
+        step, steps = self.clock.position
+        words = {"loading": "loading the model", "text": "reading the prompt"}
+        doing = words.get(str(self.clock.stage), str(self.clock.stage))
+        return f"{doing}, step {step} of {steps}" if self.clock.stage == "denoising" else doing
+
+    def explain(self, error: Exception) -> JobFailedError:
+        """The sentence for an error that nobody foresaw; its traceback is kept as text in `detail`."""
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        size = f"{self.request.width}x{self.request.height}, {self.request.frames} frames"
+        if out_of_memory := _is_out_of_memory(error):
+            advice = "try a smaller size or fewer frames, or close other programs."
+            text = f"Out of memory while {self.place()} ({size}): {advice}"
+        else:
+            text = f"The clip failed while {self.place()} ({size}): {reason}"
+        failure = JobFailedError(text)
+        failure.detail = "".join(traceback.format_exception(error))  # type: ignore[attr-defined]
+        failure.out_of_memory = out_of_memory  # type: ignore[attr-defined]
+        return failure
+
+
+def _found(error: NonFiniteError, steps: int) -> str:
+    """What was found where, as the beginning of a sentence."""
+    return f"{error.what[:1].upper()}{error.what[1:]} " + (
+        f"at step {error.step} of {steps}" if error.step else "after decoding"
+    )
+
+
+def _colours(loaded: _Loaded) -> LatentColours | None:
+    """The preview's colours of the loaded VAE, fitted when first wanted; None for a VAE that has no such latents."""
+    if loaded.colours is None:
+        try:
+            loaded.colours = LatentColours.fit(loaded.pipeline.vae)
+        except ValueError:
+            return None
+    return loaded.colours
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _collect() -> None:
+    """Give memory back to the system as far as Python and torch allow."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
