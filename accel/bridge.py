@@ -11,14 +11,13 @@ for no backend of their own: they can't be reached, and their calls are counted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel.ops import ATTENTION, AttentionSlot, attention
+from accel.ops import ATTENTION, AttentionSlot, Lease, attention
 from accel.report import Unreached
 
 KNOWN_SERIES = ("0.42.",)  # releases whose dispatcher was read and run
@@ -62,24 +61,28 @@ def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 class AttentionPatch:
-    """A backend put into one model; `undo` restores each processor's field and the registry."""
+    """A backend put into one model; `undo` restores each processor's field and the registry.
 
-    def __init__(self, model: nn.Module, component: str, slot: AttentionSlot) -> None:
+    Without a slot nothing is put in, and only the calls that no backend could reach are counted.
+    """
+
+    def __init__(self, model: nn.Module, component: str, slot: AttentionSlot | None) -> None:
         self._model = weakref.ref(model)
         self._restore: list[tuple[Any, bool, Any]] = []
         self._hooks: list[Any] = []
+        self._lease: Lease | None = None
         self.unreached: Unreached | None = None
         modules = attention_modules(model)
         deaf = [module for _, module in modules if not hasattr(module.processor, FIELD)]
         processors = {id(m.processor): m.processor for _, m in modules if hasattr(m.processor, FIELD)}
-        self.reached = len(modules) - len(deaf)
-        if processors:
-            self.member, free = _register(slot)
-            self._free = weakref.finalize(model, free)
-            self._free.atexit = False
+        self.reached = len(modules) - len(deaf) if slot is not None else 0
+        if processors and slot is not None:
+            self.member, lease = _register(slot)
+            self._lease = lease
             for processor in processors.values():
                 self._restore.append((processor, FIELD in vars(processor), getattr(processor, FIELD)))
                 setattr(processor, FIELD, self.member)
+                processor._accel_lease = lease
         if deaf:
             self._count(deaf, component)
 
@@ -97,9 +100,8 @@ class AttentionPatch:
                 setattr(processor, FIELD, value)
             else:
                 vars(processor).pop(FIELD, None)
-        if self._restore:
-            self._free()
-        self._restore = []
+            vars(processor).pop("_accel_lease", None)
+        self._restore, self._lease = [], None
         for hook in self._hooks:
             hook.remove()
 
@@ -119,7 +121,7 @@ class AttentionPatch:
         self.unreached = counter
 
 
-def _register(slot: AttentionSlot) -> tuple[Any, Callable[[], None]]:
+def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
     """A new member of diffusers' Enum, outside its maps, registered with a function that calls our op."""
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
@@ -141,14 +143,13 @@ def _register(slot: AttentionSlot) -> tuple[Any, Callable[[], None]]:
     ) -> torch.Tensor:
         if _parallel_config is not None or dropout_p:
             what = "dropout" if dropout_p else "context parallelism"
-            raise RuntimeError(f"{name} does not do {what}: choose attention=sdpa, or remove() the installation")
+            raise RuntimeError(f"{name} does not do {what}: choose attention=stock, or remove() the installation")
         return attention(query, key, value, attn_mask, scale, is_causal, number)
 
     _AttentionBackendRegistry.register(member, supports_context_parallel=False)(backend)
 
-    def free() -> None:
+    def unregister() -> None:
         for entries in ("_backends", "_constraints", "_supported_arg_names"):
             getattr(_AttentionBackendRegistry, entries).pop(member, None)
-        ATTENTION.remove(number)
 
-    return member, free
+    return member, Lease(ATTENTION, number, unregister)

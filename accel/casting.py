@@ -56,7 +56,7 @@ def cast_component(component: nn.Module, dtype: torch.dtype, file: WeightsFile |
 
 
 def _kept_in_float32(component: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
-    """Parts of names that stay float32. transformers means its plain list for float16 alone, diffusers for every dtype."""
+    """Parts of names that stay float32. transformers means its list for float16, diffusers for every dtype."""
     plain = tuple(getattr(component, "_keep_in_fp32_modules", None) or ())
     if not hasattr(component, "_keep_in_fp32_modules_strict"):
         return plain

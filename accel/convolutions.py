@@ -5,7 +5,6 @@ The modules stay the same objects with the same parameters: state dicts, casts a
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel.backends.runtime import Counting, Undo
-from accel.ops import CONVS, conv3d
+from accel.ops import CONVS, Lease, conv3d
 
 LAST = torch.channels_last_3d
 
@@ -102,8 +101,7 @@ def _join(parts: list[torch.Tensor], skip: int) -> torch.Tensor:
 def swap_convolutions(vae: nn.Module, count: Counting, dtypes: tuple[str, ...], channels_last: bool) -> Undo:
     """Swap every Conv3d of `vae` whose weight has one of `dtypes` and that has one group; return the way back."""
     slot = CONVS.add(count)
-    free = weakref.finalize(vae, CONVS.remove, slot)
-    free.atexit = False
+    lease: Lease | None = Lease(CONVS, slot)
     undo = []
     for module in vae.modules():
         if not isinstance(module, nn.Conv3d) or isinstance(module, DirectMixin):
@@ -113,17 +111,18 @@ def swap_convolutions(vae: nn.Module, count: Counting, dtypes: tuple[str, ...], 
         undo.append((module, type(module), module.weight.is_contiguous()))
         swapped: Any = module
         swapped.__class__ = _direct_class(type(module))
-        swapped.accel_slot, swapped.accel_last = slot, channels_last
+        swapped.accel_slot, swapped.accel_last, swapped.accel_lease = slot, channels_last, lease
         _prepare(swapped)
 
     def restore() -> None:
+        nonlocal lease
         for module, kind, contiguous in undo:
             module.__class__ = kind
             if contiguous:
                 module.weight.data = module.weight.data.contiguous()
-            for name in ("accel_slot", "accel_last", "accel_taps", "accel_weight"):
+            for name in ("accel_slot", "accel_last", "accel_lease", "accel_taps", "accel_weight"):
                 delattr(module, name)
-        free()
+        lease = None
 
     return restore
 

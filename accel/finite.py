@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NonFiniteError(AccelError):
-    """Latents that are not finite, or frames that are one flat value. `step` counts from 1, 0 means after the last one."""
+    """Latents that are not finite, or frames of one flat value. `step` counts from 1; 0 means after the last."""
 
     def __init__(self, what: str, step: int, backend: str) -> None:
         self.step, self.backend = step, backend
@@ -41,7 +41,7 @@ def check_latents(latents: torch.Tensor, step: int, backend: str = "") -> None:
 
 
 def check_frames(frames: np.ndarray[Any, Any], backend: str = "") -> None:
-    """Raises NonFiniteError when `frames`, (frames, height, width, 3) of uint8 or float, hold NaN or are all one value."""
+    """Raises NonFiniteError when `frames`, (frames, height, width, 3), uint8 or float, hold NaN or are one value."""
     import numpy as np
 
     if frames.size == 0:

@@ -145,12 +145,12 @@ class Installation:
 
     def _attention(self, name: str, component: nn.Module, engaged: str) -> None:
         reason = bridge.why_not()
-        if reason or not _engaged(engaged):
-            self.notes += [f"{name}'s attention is left alone: {reason}"] if reason else []
+        if reason:
+            self.notes.append(f"{name}'s attention is left alone: {reason}")
             return
         tally = Tally(name, "attention", engaged)
-        chosen: Any = backend("attention", engaged)
-        patch = bridge.AttentionPatch(component, name, AttentionSlot(chosen, tally))
+        chosen: Any = backend("attention", engaged) if _engaged(engaged) else None
+        patch = bridge.AttentionPatch(component, name, AttentionSlot(chosen, tally) if chosen else None)
         self.patches[name] = patch
         self._undo.append(patch.undo)
         if patch.reached:

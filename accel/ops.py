@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -47,6 +48,23 @@ class Slots(Generic[S]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class Lease:
+    """A slot's life: it ends when the last object that calls into the slot drops its lease, so that a model thrown away
+    without `remove()` leaves nothing behind. A deep copy of a module shares the lease: it works on after `remove()`."""
+
+    def __init__(self, slots: Slots[S], number: int, also: Callable[[], None] | None = None) -> None:
+        weakref.finalize(self, _end, slots, number, also).atexit = False
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Lease:
+        return self
+
+
+def _end(slots: Slots[S], number: int, also: Callable[[], None] | None) -> None:
+    if also is not None:
+        also()
+    slots.remove(number)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from accel.backends.runtime import Counting, LinearBackend, PackedMatrix
-from accel.ops import LINEARS, LinearSlot, packed_linear
+from accel.ops import LINEARS, Lease, LinearSlot, packed_linear
 from accel.originals import Original
 
 
@@ -39,8 +39,7 @@ class Packing:
         # weakly: a model that is dropped without remove() must free its slots
         read = weakref.WeakMethod(self.read)
         self.slot = LINEARS.add(LinearSlot(self.matrix, self.dtype, lambda: read()(), tally))  # type: ignore[misc]
-        self._free = weakref.finalize(self, LINEARS.remove, self.slot)
-        self._free.atexit = False
+        self.lease: Lease | None = Lease(LINEARS, self.slot)
         self.number = torch.tensor(self.slot, dtype=torch.int64)
         parameter.data = torch.empty(0, dtype=self.dtype)
         self.weight = nn.Parameter(PackedWeight(self), requires_grad=False)
@@ -67,7 +66,7 @@ class Packing:
     def release(self) -> None:
         """Give the weight back to its Parameter and free the slot."""
         self.parameter.data = self.read()
-        self._free()
+        self.lease = None
 
 
 class PackedWeight(torch.Tensor):

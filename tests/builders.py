@@ -11,7 +11,7 @@ from accel.types import Choice, Machine, Plan, StagePlan
 
 
 def wan(seed: int = 0, layers: int = 2) -> Any:
-    """A whole text-to-video WanPipeline: heads 2 x 32, linears from 64 to 128 wide, a VAE with 2x temporal compression."""
+    """A whole text-to-video WanPipeline: heads 2 x 32, linears 32 to 384 wide, a VAE of 2x in time."""
     import torch
 
     from tests.app.tiny import build_tiny_pipeline

@@ -20,7 +20,7 @@ def attend(call: AttentionCall) -> torch.Tensor:
 
     query, key, value = (x.transpose(1, 2) for x in (call.query, call.key, call.value))
     mask = call.mask
-    if mask is not None and mask.dim() == 2:
+    if mask is not None and mask.shape == (call.key.shape[0], call.key.shape[1]):
         mask = mask[:, None, None, :]  # (batch, kv_tokens): one row for all heads and queries
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(

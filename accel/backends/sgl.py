@@ -8,7 +8,6 @@ its name.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 from accel.backends.runtime import Refused
@@ -41,11 +40,15 @@ def operator(name: str) -> Any:
     import torch
 
     found = getattr(torch.ops.sgl_kernel, name, None)
-    if found is None:
-        for module in MODULES:
-            if importlib.util.find_spec(module) is not None:
+    for module in MODULES:
+        if found is None:
+            try:
                 importlib.import_module(module)
-        found = getattr(torch.ops.sgl_kernel, name, None)
+            except ModuleNotFoundError:
+                continue
+            except (ImportError, OSError) as error:
+                raise Refused(f"{module} does not import: {error}") from error
+            found = getattr(torch.ops.sgl_kernel, name, None)
     if found is None:
         raise Refused(f"sgl_kernel registers no {name} here")
     return found

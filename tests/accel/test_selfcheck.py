@@ -1,0 +1,105 @@
+"""The sweep's own judgement: it passes what is right, and finds what is wrong, leaks, is dropped or is miscounted."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from accel import backends, selfcheck
+from accel.backends.runtime import AttentionCall
+from accel.backends.sdpa import Sdpa, attend
+from accel.types import Cores, CpuFacts, Flag, Machine, Memory, Package, Proof
+from tests.emulators import sgl_kernel_cpu as emulator
+
+
+def machine(*proofs: str, flags: tuple[str, ...] = (), operators: tuple[str, ...] = ()) -> Machine:
+    known = {flag: Flag(True, True, "a test says so", "test") for flag in flags}
+    package = Package("sgl_kernel", "sglang-kernel-cpu", "0.1", "cpu", True, "imports", operators)
+    return Machine(
+        system="Linux",
+        arch="x86_64",
+        python="3.11",
+        cpu=CpuFacts("Intel", "a Xeon", known),
+        cores=Cores(2, 2, 2, "two"),
+        memory=Memory(2**34, 2**34, "16 GiB"),
+        numa=(),
+        gpus=(),
+        packages={"sgl_kernel": package} if operators else {},
+        overrides=(),
+        proofs={name: Proof(True, "ran and was right") for name in proofs},
+    )
+
+
+class Wrong(Sdpa):
+    """sdpa under another name, spoiled in one way."""
+
+    name = "wrong"
+    reference = False
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def run(self, call: AttentionCall) -> torch.Tensor:
+        if self.how == "drops masks":
+            return attend(AttentionCall(call.query, call.key, call.value, None, call.scale, call.causal))
+        if self.how == "ignores the scale":
+            return attend(AttentionCall(call.query, call.key, call.value, call.mask, None, call.causal))
+        out = attend(call)
+        if self.how == "leaks" and out.isnan().any():
+            return out + float("nan")
+        if self.how == "slightly off":
+            return out * 1.02
+        return out
+
+
+@pytest.mark.parametrize("how", ["drops masks", "ignores the scale", "leaks", "slightly off"])
+def test_a_wrong_backend_is_found(how: str) -> None:
+    with torch.inference_mode():
+        lines = list(selfcheck.lines_for(Wrong(how), quick=True))
+    assert any(line.faults for line in lines)
+
+
+def test_a_right_backend_that_serves_what_it_should_refuse_is_found() -> None:
+    with torch.inference_mode():
+        lines = list(selfcheck.lines_for(Wrong("nothing"), quick=True))
+    faults = [fault for line in lines for fault in line.faults]
+    assert faults
+    assert all("served" in fault for fault in faults)
+
+
+def test_a_machine_with_nothing_says_why_and_passes() -> None:
+    out = io.StringIO()
+    assert selfcheck.run_sweep(out, machine(), quick=True) == 0
+    text = out.getvalue()
+    assert "every case was right" in text
+    assert "sgl_amx             can't run here: this CPU has no amx_tile; sgl_kernel is not installed" in text
+
+
+@pytest.mark.skipif(emulator.real_build(), reason="a real sgl_kernel is loaded: nothing to emulate")
+def test_a_xeon_with_amx_sweeps_all_three_sgl_backends_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("flash_attn_varlen_func", "convert_weight_packed", "weight_packed_linear", "int8_scaled_mm_with_quant")
+    proofs = tuple(f"sgl_kernel.{name}" for name in names)
+    amx = machine(*proofs, flags=("amx_tile", "amx_bf16", "amx_int8"), operators=names)
+    wanted = tuple(item for item in backends.REGISTRY if item.name.startswith("sgl_"))
+    monkeypatch.setattr(selfcheck, "REGISTRY", wanted)
+    out = io.StringIO()
+    with emulator.installed():
+        code = selfcheck.run_sweep(out, amx, quick=True)
+    print(out.getvalue())
+    assert code == 0
+    assert {line.split()[0] for line in out.getvalue().splitlines() if " right" in line and "sgl" in line} == {
+        "sgl_amx",
+        "sgl_amx_bf16",
+        "sgl_amx_int8",
+    }
+
+
+def test_faults_make_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong: Any = Wrong("slightly off")
+    monkeypatch.setattr(selfcheck, "REGISTRY", (wrong,))
+    out = io.StringIO()
+    assert selfcheck.run_sweep(out, machine(), quick=True) == 1
+    assert "FAULTS" in out.getvalue()
