@@ -16,7 +16,7 @@ from pathlib import Path
 from app.environment.builds import Attempt, Build, Choice, Table, choose_kernels, kind_of_torch
 from app.environment.machine import Host
 from app.environment.packages import Lists, installed, lacking, torch_facts
-from app.environment.pip import Candidate, Pip
+from app.environment.pip import Pip
 from app.environment.versions import Requirement
 from app.errors import Cancelled, CannotRunError
 
@@ -82,34 +82,39 @@ class Installer:
                 f"only {free / GIB:.1f} GiB are free for {self.site}, and {build.title} with the other packages needs "
                 f"about {build.disk_gib:g} GiB; free some space and start again."
             )
-        refusals = []
+        refusals, other = [], ""
         for attempt in build.attempts:
             found = self.pip.look(attempt.requirement, attempt.index, self.table.index_seconds)
-            refusal = found if isinstance(found, str) else self._wrong_kind(found, build)
-            if refusal:
-                refusals.append(f"{_place(attempt)}: {refusal}")
+            if isinstance(found, str):
+                refusals.append(f"{_place(attempt)}: {found}")
                 continue
-            assert isinstance(found, Candidate)
+            kind = kind_of_torch(found.version, found.requires, self.host.system)
+            if kind != build.kind:
+                refusals.append(f"{_place(attempt)}: torch {found.version}, a build for {kind.upper()}")
+                other = kind
+                continue
             code = self.pip.install([f"torch=={found.version}"], index=attempt.index, dependencies=False)
             _stop_if_interrupted(code)
             if code == 0:
                 return attempt.index
             refusals.append(f"{_place(attempt)}: torch {found.version} was found, but pip could not install it")
-        self.say("; ".join(refusals))
-        raise CannotRunError(self._no_torch(build))
+        for refusal in refusals:
+            self.say(refusal)
+        raise CannotRunError(self._no_torch(build, other))
 
-    def _wrong_kind(self, found: Candidate, build: Build) -> str:
-        kind = kind_of_torch(found.version, found.requires, self.host.system)
-        if kind == build.kind:
-            return ""
-        return f"torch {found.version} there is a {kind.upper()} build, and the {build.kind.upper()} build is wanted"
-
-    def _no_torch(self, build: Build) -> str:
-        other = "cuda" if build.kind == "cpu" else "cpu"
+    def _no_torch(self, build: Build, other: str) -> str:
+        """The sentence that ends a search; ``other`` is the kind of build that pip would have taken, or nothing."""
+        if other:
+            names = " or ".join(row.name for row in self.table.builds if row.kind == other)
+            return (
+                f"pip finds no {build.title}, only a build for {other.upper()}, which is not put on this machine "
+                "unasked; put the right wheel into a folder, set PIP_FIND_LINKS to it and start again, or take the "
+                f"other one with --torch-build {names}."
+            )
         return (
             f"pip finds no {build.title} for Python {_python(self.site)} (torch has wheels for "
-            f"{' to '.join(self.table.pythons)}): connect to the network, or put the wheel into a folder, set "
-            f"PIP_FIND_LINKS to it and start again; --torch-build {other} would take that build instead."
+            f"{' to '.join(self.table.pythons)}); connect to the network, or put the wheel into a folder, set "
+            "PIP_FIND_LINKS to it and start again."
         )
 
     def _install_rest(self, torch: str, extras: tuple[str, ...], index: str | None) -> None:

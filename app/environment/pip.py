@@ -81,7 +81,7 @@ class RealPip:
         dependencies: bool = True,
     ) -> int:
         options = [] if dependencies else ["--no-deps"]
-        options += ["--index-url", index] if index else []
+        options += ["--index-url", index, "--retries", "1"] if index else []
         options += ["--extra-index-url", extra_index] if extra_index else []
         if constraints:
             file = self.folder / "kinetile-constraints.txt"

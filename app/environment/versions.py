@@ -1,14 +1,14 @@
 """Versions and requirements, as far as pyproject.toml and builds.json use them.
 
 The launcher runs before ``packaging`` is installed, so this is the small part of PEP 440 and PEP 508 that the
-project's own lists need: ``name[extra]`` and comma-separated clauses with ``== != >= <= < > ~=``; a marker (``;``) is
+project's own lists need: ``name[extra]`` and comma-separated clauses with ``== != >= <= < ~=``; a marker (``;``) is
 refused. The tests hold it against ``packaging`` itself.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import total_ordering
 
 _VERSION = re.compile(
@@ -21,7 +21,7 @@ _VERSION = re.compile(
 )
 _PRE_RANK = {"a": 0, "alpha": 0, "b": 1, "beta": 1, "c": 2, "rc": 2, "pre": 2, "preview": 2}
 _REQUIREMENT = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*(?P<clauses>[^;]*)$")
-_CLAUSE = re.compile(r"\s*(?P<op>===|==|!=|>=|<=|~=|<|>)\s*(?P<version>\S+)\s*$")
+_CLAUSE = re.compile(r"\s*(?P<op>==|!=|>=|<=|~=|<)\s*(?P<version>\S+)\s*$")
 
 
 @total_ordering
@@ -105,7 +105,7 @@ class Requirement:
         clauses = []
         for part in filter(None, (piece.strip() for piece in found["clauses"].split(","))):
             clause = _CLAUSE.match(part)
-            if clause is None:
+            if clause is None or (clause["version"].endswith(".*") and clause["op"] not in ("==", "!=")):
                 raise ValueError(f"{part!r} in {text!r} is not a version clause such as >=1.2")
             Version.parse(clause["version"].removesuffix(".*"))
             clauses.append((clause["op"], clause["version"]))
@@ -129,10 +129,7 @@ def _holds(version: Version, op: str, text: str) -> bool:
         return same if op == "==" else not same
     bound = Version.parse(text)
     mine, theirs = version.key(bool(bound.local)), bound.key()
-    base = (version.epoch, version.release) if version.is_prerelease else None
     match op:
-        case "===":
-            return version.text.lower() == text.lower()
         case "==":
             return mine == theirs
         case "!=":
@@ -144,16 +141,7 @@ def _holds(version: Version, op: str, text: str) -> bool:
         case "~=":
             stem = bound.release[:-1]
             return mine >= theirs and version.epoch == bound.epoch and _starts_with(version, stem)
-        case "<":
-            own_prerelease = base is not None and not bound.is_prerelease and _same_base(version, bound)
-            return version < bound and not own_prerelease
         case _:
-            own_follow_up = _same_base(version, bound) and (
-                (version.post is not None and bound.post is None) or bool(version.local)
-            )
-            return version > bound and not own_follow_up
-
-
-def _same_base(left: Version, right: Version) -> bool:
-    """Whether two versions share epoch and release, trailing zeros not counted."""
-    return left.key()[:2] == right.key()[:2]
+            first_of_bound = replace(bound, dev=0, local="")
+            own_prerelease = version.is_prerelease and not bound.is_prerelease and version >= first_of_bound
+            return version < bound and not own_prerelease
