@@ -6,14 +6,16 @@ form as well.
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from accel import advice
 from accel.backends import REGISTRY, backend
 from accel.plan import make_plan
-from accel.probe import probe
+from accel.probe import PATIENCE, probe
 from accel.probing.limits import gib
 from accel.types import Gpu, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StagePlan, StageTraits
 
@@ -64,6 +66,12 @@ SETTINGS = {
     "vae": ("dtype", "vae"),
 }
 SETTING_TITLES = {"dtype": "Precision", "attention": "Attention", "linear": "Linears", "vae": "Decoding"}
+SETTINGS = {
+    "text_encoder": ("dtype", "linear"),
+    "transformer": ("dtype", "attention", "linear"),
+    "vae": ("dtype", "vae"),
+}
+SETTING_TITLES = {"dtype": "Precision", "attention": "Attention", "linear": "Linears", "vae": "Decoding"}
 DTYPE_TITLES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -98,10 +106,14 @@ def main(
     as_json: bool = False,
     traits: ModelTraits = TYPICAL,
     preferences: Preferences | None = None,
+    patience: float = PATIENCE,
     write: Callable[[str], Any] = print,
 ) -> int:
-    """Probes this machine and writes the report. Returns 0; raises PlanError when a preference can't be kept."""
-    machine = probe()
+    """Probes this machine and writes the report. patience: seconds that tests may take in all, see `probe`.
+
+    Returns 0; raises PlanError when a preference can't be kept.
+    """
+    machine = probe(patience=patience)
     plan = make_plan(machine, traits, preferences)
     if as_json:
         write(json.dumps(as_data(machine, plan), indent=2))
@@ -180,13 +192,13 @@ def _summary(stage: StagePlan) -> str:
 
 def _reasons(stage: StagePlan) -> list[str]:
     """Why, for the settings that could have gone another way."""
-    wanted = {
-        "transformer": ("dtype", "attention", "linear"),
-        "text_encoder": ("dtype", "linear"),
-        "vae": ("dtype", "vae"),
-    }
-    named = [(setting, getattr(stage, setting)) for setting in wanted[stage.stage]]
-    return [f"{setting} {choice.engaged}: {'; '.join(choice.reasons)}" for setting, choice in named if choice.reasons]
+    lines = []
+    for setting in SETTINGS[stage.stage]:
+        choice = getattr(stage, setting)
+        name = "the model's own" if choice.engaged == "stock" else DTYPE_TITLES.get(choice.engaged, choice.engaged)
+        if choice.reasons:
+            lines.append(f"{SETTING_TITLES[setting]}: {name}; {'; '.join(choice.reasons)}")
+    return lines
 
 
 # -- what is missing --
@@ -200,10 +212,12 @@ def _missing(machine: Machine) -> list[str]:
         elif package.installed and not package.importable and "not been tried" not in package.reason:
             lines.append(f"{package.reason}.{_remedy(package.name)}")
     lines += _amx(machine) + _for_gpus(machine)
-    untried = [task for task, proof in machine.proofs.items() if "not tried yet" in proof.reason]
-    if untried:
-        lines.append(f"Not tried yet, for want of time: {', '.join(untried)}. The next start goes on with them.")
-    return lines
+    short = [task for task, proof in machine.proofs.items() if "the time for testing was used up" in proof.reason]
+    if short:
+        lines.append(f"Not tried yet, for want of time: {', '.join(short)}. The next start goes on with them.")
+    return lines + [
+        f"{task}: {proof.reason}." for task, proof in machine.proofs.items() if "may compile" in proof.reason
+    ]
 
 
 def _remedy(name: str) -> str:
@@ -224,10 +238,12 @@ def _amx(machine: Machine) -> list[str]:
         reason = cpu.why_not("amx_bf16") or cpu.why_not("amx_tile")
         lies = " On a virtual machine this is for its host to mend; until then everything runs without AMX."
         return [f"{reason}.{lies if 'killed' in reason else ''}"]
+    if machine.usable_gpus():
+        return []
     if kernels is None or not kernels.installed:
         return [f"Optional: attention and int8 linears on AMX through SGLang's kernels. {advice.SGL_CPU}."]
     failed = [proof.reason for task, proof in machine.proofs.items() if task.startswith("sgl_kernel.") and not proof.ok]
-    if kernels.importable and kernels.build == "cuda" and not machine.usable_gpus():
+    if kernels.importable and kernels.build == "cuda":
         return [f"The sgl_kernel that is installed is the CUDA build, which this CPU can't use. {advice.SGL_CPU}."]
     return [f"sgl_kernel: {reason}." for reason in failed] if kernels.build == "cpu" else []
 
@@ -270,3 +286,19 @@ def _speed(machine: Machine, name: str) -> str:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _command_line() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m accel.doctor", description="What this machine has and what of it is used."
+    )
+    parser.add_argument("--json", action="store_true", help="the report as data, with all facts and choices")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds the tests may take (default %(default)s)"
+    )
+    options = parser.parse_args()
+    return main(as_json=options.json, patience=options.patience)
+
+
+if __name__ == "__main__":
+    sys.exit(_command_line())

@@ -32,7 +32,7 @@ def best_dtype(
 
 def _gpu_dtype(machine: Machine, traits: StageTraits, gpu: Gpu, allowed: list[str]) -> tuple[str, tuple[str, ...]]:
     if traits.stage == "vae" and "float32" in allowed:
-        return "float32", ("frames are decoded in float32 as the models' authors do; it is a small part of the time",)
+        return "float32", ("no figure supports less than float32 for decoding on a GPU yet",)
     task = f"gpu:{'mps' if gpu.vendor == 'apple' else gpu.index}"
     single, low = machine.figure(task, "linear_float32_ms"), machine.figure(task, "linear_bfloat16_ms")
     figures = f"a product takes {low:.3g} ms in bf16 and {single:.3g} ms in fp32 on this GPU" if single and low else ""

@@ -194,5 +194,5 @@ def amd(host: Host) -> list[Card]:
 def fingerprint(host: Host) -> str:
     """Changes when a card or a driver does; cheap, runs no command."""
     drivers = [host.read("/proc/driver/nvidia/version") or "", host.read("/sys/module/amdgpu/version") or ""]
-    places = [*host.glob("/proc/driver/nvidia/gpus/*/information"), *(f"{card.arch}" for card in amd(host))]
-    return " ".join((*drivers, *places, "wsl" if host.read("/proc/version") and host.glob("/dev/dxg") else ""))
+    places = [*host.glob("/proc/driver/nvidia/gpus/*/information"), *(card.arch for card in amd(host))]
+    return " ".join((*drivers, *places))

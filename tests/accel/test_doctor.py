@@ -1,0 +1,149 @@
+"""What the doctor tells: whole, true to machine and plan, and with something to do for each thing that is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel import doctor
+from accel.plan import make_plan
+from accel.probe import probe
+from accel.probing.host import Recorded
+from accel.types import Machine, Plan
+from tests.accel.recorded import NAMES, machine, model, record
+
+
+def report(name: str, folder: Path, **changes: Any) -> str:
+    found = machine(name, folder, **changes)
+    return "\n".join(doctor.sentences(found, make_plan(found, model())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_report_has_its_three_parts_and_whole_sentences(name: str, tmp_path: Path) -> None:
+    found = machine(name, tmp_path)
+    plan = make_plan(found, doctor.TYPICAL)
+    lines = doctor.sentences(found, plan)
+    for heading in (doctor.HAVE, doctor.USE, doctor.MISSING):
+        assert heading in lines
+    told = [line for line in lines if line.startswith("  ")]
+    assert all(re.search(r"[.:]$", line) for line in told), [line for line in told if not re.search(r"[.:]$", line)]
+    assert not any(re.search(r"None|\(\)|\[|\{|;\s*;|\.\.|  \S+\s{2}", line.strip()) for line in told), told
+    for stage in plan.stages:
+        title = doctor.STAGE_TITLES[stage.stage]
+        assert any(line.strip().startswith(f"{title}: on the ") for line in told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_json_form_holds_facts_choices_and_sentences(name: str, tmp_path: Path) -> None:
+    found = machine(name, tmp_path)
+    plan = make_plan(found, model())
+    data = json.loads(json.dumps(doctor.as_data(found, plan)))
+    assert Machine.from_dict(data["machine"]) == found
+    assert Plan.from_dict(data["plan"]) == plan
+    text = "\n".join(doctor.sentences(found, plan))
+    for part in ("have", "use", "missing", "could"):
+        assert all(sentence in text for sentence in data[part])
+
+
+TOLD = [
+    # machine, what the report must say
+    ("skylake-avx2", ["Intel(R) Core(TM) i7-6700", "tried and work: avx2", "on the CPU in fp32", "Nothing."]),
+    ("skylake-avx2", ["What you could turn on", "--accel linear=dynamic_int8", "Threads: 4 (4 physical cores)"]),
+    ("zen5", ["avx512_bf16", "on the CPU in bf16", "packed"]),
+    ("sapphire-rapids", ["amx_bf16", "sgl_amx", "2 NUMA nodes", "--accel linear=sgl_amx_int8"]),
+    ("lying-amx", ["killed by SIGILL", "for its host to mend", "on the CPU in fp32"]),
+    ("apple-m3", ["Apple M3 Pro", "6 of 12 physical cores are fast ones", "on the GPU (mps)"]),
+    ("graviton3", ["Arm Neoverse-V1", "sve"]),
+    (
+        "h100",
+        ["NVIDIA H100 80GB HBM3 (sm_90, 79.2 GiB, driver 580.95.05), tried and works", "on the GPU (cuda:0) in bf16"],
+    ),
+    ("rtx5090-old-torch", ["RTX 5090", "no sm_120 code", "pip install --force-reinstall torch", "on the CPU"]),
+    ("rtx4090-windows", ["i9-13900K", "NVIDIA GeForce RTX 4090 (sm_89"]),
+    ("mi300x", ["gfx942", "aiter 0.1.7.post2"]),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted"), TOLD, ids=lambda value: str(value)[:20])
+def test_what_is_told(name: str, wanted: list[str], tmp_path: Path) -> None:
+    text = report(name, tmp_path)
+    for part in wanted:
+        assert part in text, text
+
+
+def test_missing_amx_kernels_come_with_sglangs_own_page_and_no_recipe(tmp_path: Path) -> None:
+    found = machine("sapphire-rapids", tmp_path, distributions={"sglang-kernel-cpu": None})
+    text = "\n".join(doctor.sections(found, make_plan(found, model()))[doctor.MISSING])
+    assert "https://docs.sglang.io/docs/hardware-platforms/cpu_server" in text
+    assert not re.search(r"cmake|git clone|build", text, re.IGNORECASE)
+
+
+def test_a_cpu_without_amx_is_not_told_to_get_amx_kernels(tmp_path: Path) -> None:
+    assert "sglang" not in report("zen5", tmp_path).lower()
+
+
+def test_a_broken_package_is_named_with_what_to_do(tmp_path: Path) -> None:
+    run = {"result": {"ok": False, "reason": "ImportError: sgl_kernel.so: undefined symbol: _ZN3c10"}}
+    text = report("sapphire-rapids", tmp_path, runs={"sgl_kernel": run})
+    assert "was built for another torch (==2.11.0, found 2.11.0+cpu)" in text
+    assert "everything works without" in text
+
+
+def test_the_wrong_aiter_is_named(tmp_path: Path) -> None:
+    run = {"result": {"ok": False, "reason": "this is the iterator library named aiter, not AMD's kernels", "ops": []}}
+    wrong = {"amd-aiter": None, "aiter": {"version": "0.13.20191203", "torch": ""}}
+    text = report("mi300x", tmp_path, distributions=wrong, runs={"aiter": run})
+    assert "iterator library" in text
+    assert "Uninstall it: AMD's kernels are the package amd-aiter" in text
+
+
+def test_overrides_and_limits_are_named(tmp_path: Path) -> None:
+    text = report(
+        "skylake-avx2",
+        tmp_path,
+        environ={"ONEDNN_MAX_CPU_ISA": "SSE41"},
+        numbers={"affinity": 2},
+        files={
+            "/proc/self/cgroup": "0::/\n",
+            "/proc/self/mountinfo": "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "/sys/fs/cgroup/memory.max": f"{6 * 2**30}\n",
+        },
+    )
+    assert "ONEDNN_MAX_CPU_ISA=SSE41 is set: it keeps oneDNN from using newer CPU instructions." in text
+    assert "Of these, 2 cores may be used: this process may run on 2 of 8 CPUs (CPU affinity)." in text
+    assert "Memory: 6 GiB of 32 GiB: the container may use 6 GiB (/sys/fs/cgroup/memory.max)." in text
+
+
+def test_without_torch_the_first_thing_to_do_is_told(tmp_path: Path) -> None:
+    text = report("zen5", tmp_path, distributions={"torch": None, "diffusers": None})
+    assert "torch is not installed: `pip install torch`." in text
+    assert "not tried yet" in text
+
+
+def test_untried_tests_are_named(tmp_path: Path) -> None:
+    found = probe(host=Recorded(record("mi355x")), cache_folder=tmp_path, patience=0.0)
+    missing = doctor.sections(found, make_plan(found, model()))[doctor.MISSING]
+    assert any(line.startswith("Not tried yet, for want of time: torch, fp32") for line in missing)
+    assert any("may compile for 5 minutes; `python -m accel.doctor --patience 600`" in line for line in missing)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_main_writes_for_this_machine_without_loading_torch(as_json: bool, tmp_path: Path) -> None:
+    code = (
+        f"import sys; from accel import doctor; code = doctor.main(as_json={as_json}); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    environ = {**os.environ, "ACCEL_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stderr
+    if as_json:
+        assert set(json.loads(done.stdout)) == {"have", "use", "missing", "could", "machine", "plan"}
+    else:
+        assert done.stdout.startswith(doctor.HAVE)

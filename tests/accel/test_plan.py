@@ -1,0 +1,470 @@
+"""Plans for recorded machines, forced choices, and what may never happen: auto failing, or a backend engaged that said
+no."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel import policy, threads
+from accel.backends import REGISTRY, backend
+from accel.errors import PlanError
+from accel.plan import make_plan
+from accel.probing.overrides import APPLIED
+from accel.types import (
+    STAGES,
+    Kind,
+    LinearShape,
+    Machine,
+    ModelTraits,
+    Plan,
+    Preferences,
+    StageName,
+    StageTraits,
+)
+from tests.accel.recorded import NAMES, machine, model
+
+LONG, SHORT = 7800, 704
+
+EXPECTED: list[tuple[str, int, dict[str, str]]] = [
+    # machine, tokens, what is engaged. te, tr, vae = text encoder, transformer, VAE
+    (
+        "skylake-avx2",
+        LONG,
+        {
+            "te.dtype": "float32",
+            "te.linear": "stock",
+            "tr.dtype": "float32",
+            "tr.attention": "sdpa",
+            "tr.linear": "stock",
+            "vae.dtype": "float32",
+            "vae.vae": "direct_conv3d",
+            "vae.memory_format": "channels_last_3d",
+            "threads": "4",
+        },
+    ),
+    ("zen3", SHORT, {"tr.dtype": "float32", "tr.linear": "stock", "vae.vae": "direct_conv3d", "threads": "2"}),
+    (
+        "zen5",
+        SHORT,
+        {
+            "te.dtype": "bfloat16",
+            "te.linear": "onednn_bf16",
+            "tr.dtype": "bfloat16",
+            "tr.attention": "sdpa",
+            "tr.linear": "onednn_bf16",
+            "vae.dtype": "bfloat16",
+            "vae.vae": "bf16_channels_last",
+            "threads": "16",
+        },
+    ),
+    (
+        "sapphire-rapids",
+        LONG,
+        {
+            "te.dtype": "bfloat16",
+            "te.linear": "onednn_bf16",
+            "tr.attention": "sgl_amx",
+            "tr.linear": "stock",
+            "vae.vae": "bf16_channels_last",
+            "threads": "112",
+        },
+    ),
+    ("sapphire-rapids", SHORT, {"tr.attention": "sdpa", "tr.linear": "onednn_bf16", "tr.dtype": "bfloat16"}),
+    (
+        "lying-amx",
+        LONG,
+        {
+            "te.dtype": "float32",
+            "tr.dtype": "float32",
+            "tr.attention": "sdpa",
+            "tr.linear": "stock",
+            "vae.dtype": "float32",
+            "vae.vae": "direct_conv3d",
+        },
+    ),
+    ("graviton3", LONG, {"tr.dtype": "bfloat16", "tr.linear": "stock", "vae.dtype": "float32"}),
+    ("apple-m3", LONG, {"tr.device": "mps", "tr.dtype": "float32", "tr.attention": "sdpa", "vae.vae": "stock"}),
+    (
+        "h100",
+        LONG,
+        {
+            "te.device": "cuda:0",
+            "tr.device": "cuda:0",
+            "tr.dtype": "bfloat16",
+            "vae.dtype": "float32",
+            "vae.vae": "stock",
+        },
+    ),
+    ("h200", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16", "tr.linear": "stock"}),
+    ("rtx4090-windows", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16"}),
+    ("rtx5090", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16"}),
+    ("rtx5090-old-torch", LONG, {"tr.device": "cpu", "tr.dtype": "bfloat16", "tr.linear": "onednn_bf16"}),
+    ("mi300x", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16", "threads": "96"}),
+    ("mi355x", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16"}),
+]
+SHORTHAND = {"te": "text_encoder", "tr": "transformer", "vae": "vae"}
+
+
+def engaged(plan: Plan, where: str) -> str:
+    if where == "threads":
+        return plan.threads.engaged
+    stage, setting = where.split(".")
+    found = plan.stage(SHORTHAND[stage])
+    assert found is not None
+    return str(getattr(found, setting).engaged)
+
+
+@pytest.mark.parametrize(("name", "tokens", "wanted"), EXPECTED, ids=lambda value: str(value)[:20])
+def test_auto_on_recorded_machines(name: str, tokens: int, wanted: dict[str, str], tmp_path: Path) -> None:
+    plan = make_plan(machine(name, tmp_path), model(tokens))
+    assert {where: engaged(plan, where) for where in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_choice_has_a_reason_and_survives_json(name: str, tmp_path: Path) -> None:
+    plan = make_plan(machine(name, tmp_path), model())
+    for choice in plan.choices():
+        assert choice.engaged, choice
+        assert choice.reasons, choice
+        assert all(reason.strip() for reason in choice.reasons), choice
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_is_never_approximate(name: str, tmp_path: Path) -> None:
+    approximate = {item.name for item in REGISTRY if not item.exact}
+    assert approximate, "int8 backends exist"
+    plan = make_plan(machine(name, tmp_path), model())
+    assert not approximate & {choice.engaged for choice in plan.choices()}
+
+
+# -- properties --
+
+SHAPES = st.lists(st.builds(LinearShape, st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 50)), max_size=4)
+DTYPES = st.lists(st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, max_size=3, unique=True)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelTraits:
+    stages = [
+        StageTraits(
+            stage=stage,
+            class_name="Model",
+            dtypes=tuple(draw(DTYPES)),
+            heads=draw(st.integers(0, 64)),
+            head_dim=draw(st.integers(0, 300)),
+            tokens=draw(st.integers(0, 200_000)),
+            kv_tokens=draw(st.integers(0, 200_000)),
+            attention_calls=draw(st.integers(0, 80)),
+            masked=draw(st.booleans()),
+            reachable=draw(st.booleans()),
+            linears=tuple(draw(SHAPES)),
+            conv3d=draw(st.integers(0, 60)),
+        )
+        for stage in draw(st.lists(st.sampled_from(STAGES), unique=True))
+    ]
+    return ModelTraits("Family", "Pipeline", tuple(stages))
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Machine]:
+    return {name: machine(name, tmp_path_factory.mktemp(name)) for name in NAMES}
+
+
+@given(traits=models(), name=st.sampled_from(NAMES))
+def test_auto_never_fails_and_engages_nothing_that_said_no(
+    traits: ModelTraits, name: str, machines: dict[str, Machine]
+) -> None:
+    found = machines[name]
+    plan = make_plan(found, traits)
+    kinds: tuple[Kind, ...] = ("attention", "linear", "vae")
+    for stage, kind in itertools.product(plan.stages, kinds):
+        chosen, asked = getattr(stage, kind).engaged, traits.stage(stage.stage)
+        assert asked is not None
+        assert stage.dtype.engaged in asked.dtypes
+        if chosen != "stock":
+            item = backend(kind, chosen)
+            assert item.why_not(found, asked) == []
+            assert stage.dtype.engaged in item.dtypes
+            assert stage.device.engaged.partition(":")[0] in item.devices
+
+
+WORDS = st.sampled_from(["auto", "sdpa", "stock", "sgl_amx", "onednn_bf16", "dynamic_int8", "direct_conv3d", "", "x"])
+
+
+@given(
+    wishes=st.builds(
+        Preferences, WORDS, WORDS, WORDS, WORDS, st.sampled_from(["auto", "bf16", "float32", "x"]), WORDS, WORDS, WORDS
+    ),
+    name=st.sampled_from(NAMES),
+)
+def test_a_wish_is_kept_or_refused_with_reasons(wishes: Preferences, name: str, machines: dict[str, Machine]) -> None:
+    refused: list[str] = []
+    try:
+        plan = make_plan(machines[name], model(), wishes)
+    except PlanError as error:
+        refused = [*error.reasons, str(error)]
+    if refused:
+        assert refused[-1] == "; ".join(refused[:-1])
+        return
+    transformer = plan.stage("transformer")
+    assert transformer is not None
+    for wish, choice in ((wishes.attention, transformer.attention), (wishes.linear, transformer.linear)):
+        assert wish in ("auto", choice.engaged)
+
+
+# -- forced choices --
+
+
+def refusals(found: Machine, traits: ModelTraits | None = None, **wishes: str) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        make_plan(found, traits or model(), Preferences(**wishes))
+    return caught.value.reasons
+
+
+def test_a_forced_backend_that_can_not_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    (reason,) = refusals(machine("zen5", tmp_path), attention="sgl_amx", dtype="bf16")
+    assert reason.startswith("attention=sgl_amx can't be used here: this CPU has no amx_tile")
+    assert "sgl_kernel is not installed" in reason
+
+
+def test_all_refusals_come_at_once(tmp_path: Path) -> None:
+    found = refusals(machine("zen3", tmp_path), attention="x", linear="y", compile="perhaps", threads="0", device="tpu")
+    wishes = ["attention=x", "compile=perhaps", "device=tpu", "linear=y", "threads=0"]
+    assert sorted(reason.partition(" ")[0] for reason in found) == wishes
+    assert all("allowed are" in reason for reason in found)
+
+
+def test_an_approximate_backend_is_engaged_when_forced_and_says_so(tmp_path: Path) -> None:
+    plan = make_plan(machine("skylake-avx2", tmp_path), model(), Preferences(linear="dynamic_int8"))
+    stage = plan.stage("transformer")
+    assert stage is not None
+    assert stage.linear.engaged == "dynamic_int8"
+    assert any("approximate" in reason for reason in stage.linear.reasons)
+    encoder = plan.stage("text_encoder")
+    assert encoder is not None
+    assert encoder.linear.engaged == "stock", "the text encoder has a toggle of its own"
+
+
+def test_a_forced_backend_decides_the_dtype_of_its_stage_alone(tmp_path: Path) -> None:
+    plan = make_plan(machine("zen5", tmp_path), model(), Preferences(linear="dynamic_int8"))
+    assert engaged(plan, "tr.dtype") == "float32"
+    assert engaged(plan, "te.dtype") == "bfloat16"
+    stage = plan.stage("transformer")
+    assert stage is not None
+    assert "linear=dynamic_int8 was asked for" in stage.dtype.reasons[0]
+
+
+def test_two_forced_choices_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+    found = refusals(machine("sapphire-rapids", tmp_path), linear="sgl_amx_int8", dtype="float32")
+    assert any("was asked for too" in reason for reason in found)
+
+
+def test_bf16_on_an_avx2_machine_is_kept_with_a_warning_when_forced(tmp_path: Path) -> None:
+    plan = make_plan(machine("skylake-avx2", tmp_path), model(), Preferences(dtype="bf16"))
+    stage = plan.stage("vae")
+    assert stage is not None
+    assert stage.dtype.engaged == "bfloat16"
+    assert "300 times slower" in " ".join(stage.dtype.reasons)
+
+
+def test_bf16_that_killed_its_test_is_refused(tmp_path: Path) -> None:
+    found = refusals(machine("lying-amx", tmp_path), dtype="bfloat16")
+    assert all("killed by SIGILL" in reason and "dtype=float32" in reason for reason in found)
+
+
+def test_both_figures_are_shown_for_the_dtype(tmp_path: Path) -> None:
+    plan = make_plan(machine("skylake-avx2", tmp_path), model())
+    stage = plan.stage("text_encoder")
+    assert stage is not None
+    assert "linear 34 ms, fp32 4.2 ms" in stage.dtype.reasons[0]
+
+
+def test_a_model_that_bypasses_the_dispatcher(tmp_path: Path) -> None:
+    reach = "CogVideoXTransformer3DModel does not ask diffusers' dispatcher: 0 of 60 calls can be reached"
+    traits = model(reachable=False, reach=reach)
+    found = machine("sapphire-rapids", tmp_path)
+    stage = make_plan(found, traits).stage("transformer")
+    assert stage is not None
+    assert (stage.attention.engaged, stage.attention.reasons) == ("stock", (reach,))
+    assert reach in refusals(found, traits, attention="sgl_amx")[0]
+
+
+def test_only_the_transformers_attention_is_exchanged(tmp_path: Path) -> None:
+    plan = make_plan(machine("sapphire-rapids", tmp_path), model(LONG), Preferences(attention="sgl_amx"))
+    assert engaged(plan, "tr.attention") == "sgl_amx"
+    assert engaged(plan, "te.attention") == "stock"
+    assert engaged(plan, "vae.attention") == "stock"
+
+
+def test_compile_needs_a_compiler(tmp_path: Path) -> None:
+    assert "C++ compiler" in refusals(machine("zen5", tmp_path, programs=[]), compile="yes")[0]
+    plan = make_plan(machine("zen5", tmp_path), model(), Preferences(compile="yes"))
+    assert [engaged(plan, f"{stage}.compile") for stage in ("te", "tr", "vae")] == ["no", "yes", "no"]
+    assert engaged(make_plan(machine("zen5", tmp_path), model()), "tr.compile") == "no"
+    assert "triton" in refusals(machine("rtx4090-windows", tmp_path), compile="yes")[0]
+
+
+def test_the_packed_path_must_beat_torch_in_the_machines_own_test(tmp_path: Path) -> None:
+    """sglang issue 11044: AVX512_BF16 without AMX fell to a path 30 times slower, with no message."""
+    slow = {"result": {"ok": True, "reason": "ran", "figures": {"linear_plain_ms": 0.6, "linear_packed_ms": 18.0}}}
+    stage = make_plan(machine("zen5", tmp_path, runs={"packed_bf16": slow}), model()).stage("transformer")
+    assert stage is not None
+    assert stage.linear.engaged == "stock"
+    assert "not onednn_bf16: slower in the machine's own test: 18 ms, 0.6 ms without" in stage.linear.reasons
+
+
+@pytest.mark.parametrize(
+    ("wish", "engaged_device"), [("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3"), ("cpu", "cpu")]
+)
+def test_devices(wish: str, engaged_device: str, tmp_path: Path) -> None:
+    plan = make_plan(machine("mi300x", tmp_path), model(), Preferences(device=wish))
+    assert engaged(plan, "tr.device") == engaged_device
+
+
+def test_a_gpu_that_can_not_be_used_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (reason,) = refusals(machine("rtx5090-old-torch", tmp_path), device="cuda:0")
+    assert "allowed are auto, cpu" in reason
+    assert "no sm_120 code" in reason
+    assert "pip install" in reason
+    stage = make_plan(machine("rtx5090-old-torch", tmp_path), model()).stage("transformer")
+    assert stage is not None
+    assert "no sm_120 code" in stage.device.reasons[0]
+
+
+# -- readouts --
+
+
+def test_readouts_decide_once_they_exist(tmp_path: Path) -> None:
+    found = machine("sapphire-rapids", tmp_path)
+    measured: dict[tuple[StageName, Kind, str], float] = {
+        ("transformer", "linear", "sgl_amx_bf16"): 31.0,
+        ("transformer", "linear", "stock"): 40.0,
+        ("transformer", "linear", "sgl_amx_int8"): 5.0,
+    }
+    stage = make_plan(found, model(LONG), readouts=measured).stage("transformer")
+    assert stage is not None
+    assert stage.linear.engaged == "sgl_amx_bf16", "int8 is faster, and approximate"
+    assert "measured here: sgl_amx_int8 5 ms, sgl_amx_bf16 31 ms, stock 40 ms" in stage.linear.reasons
+
+
+@dataclass(frozen=True)
+class Wonder:
+    """A backend that always can, for orders that only readouts can give."""
+
+    name: str = "wonder"
+    title: str = "Wonder"
+    kind: Kind = "attention"
+    exact: bool = True
+    reference: bool = False
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    devices: tuple[str, ...] = ("cpu",)
+
+    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
+        return []
+
+
+def test_a_backend_outside_the_table_needs_a_wish_or_a_readout(tmp_path: Path) -> None:
+    found, registry = machine("zen3", tmp_path), (*REGISTRY, Wonder())
+    options: dict[str, Any] = {"registry": registry}
+    assert engaged(make_plan(found, model(), **options), "tr.attention") == "sdpa"
+    assert engaged(make_plan(found, model(), Preferences(attention="wonder"), **options), "tr.attention") == "wonder"
+    readouts = {("transformer", "attention", "wonder"): 1.0, ("transformer", "attention", "sdpa"): 2.0}
+    assert engaged(make_plan(found, model(), readouts=readouts, **options), "tr.attention") == "wonder"  # type: ignore[arg-type]
+
+
+# -- the table --
+
+
+def test_the_table_names_only_exact_backends_that_exist() -> None:
+    for rule in policy.RULES:
+        for name in rule.order:
+            assert backend(rule.kind, name).exact, (rule, name)
+
+
+def test_the_table_always_ends_in_a_reference() -> None:
+    kinds: tuple[Kind, ...] = ("attention", "linear", "vae")
+    for hardware, kind, shape in itertools.product(
+        ("cpu-amx", "cpu-bf16", "cpu-fp32", "sm_90", "gfx950", "mps"), kinds, ("long", "short")
+    ):
+        last = policy.rule_for(hardware, kind, shape).order[-1]
+        held = any(backend(kind, name).reference for name in policy.rule_for(hardware, kind, shape).order)
+        assert held or last == "sgl_amx_bf16", (hardware, kind, shape)
+
+
+def test_the_table_can_be_printed() -> None:
+    text = policy.printed()
+    assert all(rule.figures in text for rule in policy.RULES)
+
+
+# -- threads --
+
+
+@pytest.mark.parametrize(
+    ("changes", "wish", "count", "reason"),
+    [
+        ({}, "auto", "4", "4 physical cores"),
+        ({"numbers": {"affinity": 3}}, "auto", "3", "CPU affinity"),
+        ({"environ": {"OMP_NUM_THREADS": "2"}}, "auto", "2", "OMP_NUM_THREADS=2 is set"),
+        ({"environ": {"OMP_NUM_THREADS": "4,2"}}, "auto", "4", "4 physical cores"),
+        ({}, "2", "2", "asked for"),
+        ({}, "8", "8", "slower is likely"),
+    ],
+)
+def test_thread_count_and_its_source(
+    changes: dict[str, Any], wish: str, count: str, reason: str, tmp_path: Path
+) -> None:
+    plan = make_plan(machine("skylake-avx2", tmp_path, **changes), model(), Preferences(threads=wish))
+    assert plan.threads.engaged == count
+    assert reason in " ".join(plan.threads.reasons)
+    assert plan.environment["OMP_NUM_THREADS"] == count
+
+
+@pytest.mark.parametrize("wish", ["0", "9", "-1", "two", "1.5", "²"])
+def test_a_thread_count_that_is_none_is_refused(wish: str, tmp_path: Path) -> None:
+    (reason,) = refusals(machine("skylake-avx2", tmp_path), threads=wish)
+    assert reason == f"threads={wish} can't be used, allowed are auto and 1 to 8"
+
+
+def test_environment_for_a_cpu_that_lies_keeps_onednn_below_amx(tmp_path: Path) -> None:
+    assert threads.environment(machine("lying-amx", tmp_path))["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert "ONEDNN_MAX_CPU_ISA" not in threads.environment(machine("sapphire-rapids", tmp_path))
+
+
+def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
+    found = machine("skylake-avx2", tmp_path)
+    environ = {"OMP_NUM_THREADS": "1"}
+    assert threads.apply(found, environ) == []
+    assert environ["OMP_NUM_THREADS"] == "1"
+    assert environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "OMP_NUM_THREADS" not in environ[APPLIED].split(",")
+    before = dict(environ)
+    threads.apply(found, environ)
+    assert environ == before
+
+
+def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    threads.apply(machine("skylake-avx2", tmp_path), environ)
+    plan = make_plan(machine("skylake-avx2", tmp_path, environ=environ), model())
+    assert plan.threads.reasons == ("4 physical cores",)
+
+
+def test_apply_after_torch_says_so() -> None:
+    import torch
+
+    assert torch.__version__
+    assert threads.apply() == ["torch is loaded already, so the thread settings of this process stay as they are"]
+
+
+def test_preferences_are_text() -> None:
+    with pytest.raises(TypeError, match=r"Preferences\.linear must be text, got 3"):
+        Preferences(linear=3)  # type: ignore[arg-type]
