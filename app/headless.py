@@ -94,13 +94,14 @@ def run_batch(
     reporter = reporter_for(err if settings.as_json else out)
     # A library that prints must not spoil the document: whatever is printed goes where progress goes.
     with redirect_stdout(err if settings.as_json else out):
-        outcomes, code = _run(sources, settings, reporter, err, make_engine)
+        outcomes, errors, code = _run(sources, settings, reporter, err, make_engine)
     if settings.as_json:
         document = {
             "kinetile": 1,
             "exit_code": code,
             "versions": dict(versions()),
-            "clips": [o.to_dict() for o in outcomes],
+            "clips": [outcome.to_dict() for outcome in outcomes],
+            "errors": [str(error) for error in errors],
         }
         print(json.dumps(document, ensure_ascii=False, indent=2), file=out, flush=True)
     return code
@@ -122,22 +123,23 @@ def _run(
     reporter: Reporter,
     err: TextIO,
     make_engine: Callable[[Home], Engine],
-) -> tuple[list[Outcome], int]:
+) -> tuple[list[Outcome], list[KinetileError], int]:
+    """The clips, what kept the batch from beginning, and the exit code."""
     outcomes, problems = prepare(sources or [FIRST], settings)
     if problems:
         for problem in problems:
             complain(problem, err)
-        return [], problems[0].exit_code
+        return [], problems, problems[0].exit_code
     folder = settings.out or settings.home.outputs
     try:
         _check_machine(outcomes, folder)
     except KinetileError as error:
         complain(error, err)
-        return outcomes, error.exit_code
+        return outcomes, [error], error.exit_code
     _announce(outcomes, folder, reporter)
     if settings.dry_run:
         reporter.say("Dry run: nothing was made.")
-        return outcomes, EXIT_OK
+        return outcomes, [], EXIT_OK
     interrupts = Interrupts(lambda: reporter.say("Stopping after this step; press Ctrl-C again to stop at once."))
     try:
         with interrupts, make_engine(settings.home) as engine:
@@ -151,7 +153,7 @@ def _run(
     finally:
         reporter.end()
     _summarise(outcomes, folder, reporter, interrupts.asked)
-    return outcomes, _exit_code(outcomes, interrupts.asked)
+    return outcomes, [], _exit_code(outcomes, interrupts.asked)
 
 
 def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outcome], list[KinetileError]]:

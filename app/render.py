@@ -38,7 +38,8 @@ class Job:
         """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
         apart.
         """
-        return f"{self.name}-{self.request.seed}"
+        ending = f"-{self.request.seed}"
+        return self.name.removesuffix(ending) + ending  # a clip made again is already called so
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def test_a_stage_entered_twice_adds_up() -> None:
     now = Now()
     clock = StageClock(now=now)
     for stage in ("denoising", "decoding", "denoising"):
-        clock.enter(stage)  # type: ignore[arg-type]
+        clock.enter(stage)
         now.seconds += 3.0
     clock.leave()
     assert clock.timings() == {"denoise": 6.0, "decode": 3.0, "total": 9.0}

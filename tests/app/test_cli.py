@@ -1,0 +1,206 @@
+"""The command line: light, readable, frozen; errors as one sentence with the right code, in real processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import cli
+from app.errors import UsageError
+from app.models.starter import WEIGHTS
+
+ROOT = Path(__file__).parents[2]
+NO_NETWORK = """
+import socket
+
+def refuse(*arguments, **options):
+    raise AssertionError(f"the network was used: {arguments}")
+
+socket.getaddrinfo = socket.create_connection = socket.socket.connect = refuse
+"""
+
+
+def run(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m app.cli` in a process of its own, without a network, its data in `folder`."""
+    (folder / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    variables = {**os.environ, "PYTHONPATH": path, "KINETILE_HOME": str(folder / "home"), **environment}
+    command = [sys.executable, "-m", "app.cli", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env=variables, cwd=ROOT, check=False
+    )
+
+
+def preset(folder: Path, **changes: Any) -> str:
+    request = {"prompt": "a red ball", "width": 64, "height": 64, "frames": 5, "steps": 1, "seed": 3} | changes
+    path = folder / "ball.json"
+    path.write_text(json.dumps({"kinetile": 1, "request": request}), encoding="utf-8")
+    return str(path)
+
+
+# -- light and readable -----------------------------------------------------------------------------------------------
+
+
+def test_help_and_parsing_import_nothing_heavy(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from app import cli
+        cli.parser().parse_args(["--headless", "a.json", "--set", "steps=3"])
+        try:
+            cli.main(["--help"])
+        except SystemExit:
+            pass
+        heavy = {"torch", "diffusers", "transformers", "gradio", "numpy", "pydantic", "rich"}
+        print("HEAVY", sorted(heavy & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.endswith("HEAVY []\n")
+
+
+def test_help_fits_a_terminal_and_tells_what_a_newcomer_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert max(map(len, text.splitlines())) <= 92
+    for words in ("python launch.py --headless\n", "--set steps=12", "exit codes:", "Ctrl-C", "share code"):
+        assert words in text
+    assert re.search(r"130 stopped", text)
+
+
+def test_the_options_are_these_and_no_others() -> None:
+    """A new option is a promise: add it here when it is meant."""
+    options = {option for action in cli.parser()._actions for option in action.option_strings}
+    assert options == {
+        "-h", "--help", "--version", "--headless", "--share", "--doctor",
+        "--set", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nonsense"], "--nonsense"),
+        (["preset.json"], "preset.json"),
+        (["--headless", "--count", "many"], "many"),
+        (["--headless", "--share", "x"], "not allowed with"),
+        (["--headless", "--accel", "attention"], "--accel attention: KEY=VALUE was expected"),
+        (["--headless", "--head"], "--head"),
+        (["--headless", "--home", ""], "--home"),
+    ],
+)
+def test_bad_usage_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert not captured.out
+
+
+def test_accel_words_become_settings_of_the_request() -> None:
+    assert cli._accel_assignments(["attention=sdpa, linear=stock", "dtype=float32"]) == [
+        "accel.attention=sdpa",
+        "accel.linear=stock",
+        "accel.dtype=float32",
+    ]
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        cli._accel_assignments(["attention=sdpa,linear"])
+
+
+def test_without_a_verb_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 3
+    assert "--headless" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_batch_has_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def press(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.headless.run_batch", press)
+    assert cli.main(["--headless", "--home", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
+# -- in real processes ------------------------------------------------------------------------------------------------
+
+
+def test_bad_inputs_end_with_their_code_and_write_nothing(tmp_path: Path) -> None:
+    comma = tmp_path / "comma.json"
+    comma.write_text('{"kinetile": 1, "request": {"steps": 3,}}', encoding="utf-8")
+    cases = {
+        ("--headless", str(tmp_path / "missing.json")): (2, "missing.json"),
+        ("--headless", str(comma)): (2, "comma.json, line 1"),
+        ("--headless", preset(tmp_path), "--set", "seed=-1"): (2, "seed"),
+        ("--share", "KT1-nonsense"): (2, "code"),
+        ("--headless", preset(tmp_path), "--out", str(comma)): (3, "comma.json"),
+    }
+    for arguments, (code, words) in cases.items():
+        done = run(*arguments, folder=tmp_path)
+        assert (done.returncode, done.stdout) == (code, ""), (arguments, done.stderr)
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "home" / "outputs").exists()
+
+
+def test_a_missing_encoder_is_found_before_anything_loads(tmp_path: Path) -> None:
+    done = run("--headless", preset(tmp_path), folder=tmp_path, IMAGEIO_FFMPEG_EXE=str(tmp_path / "none"))
+    assert done.returncode == 3
+    assert "ffmpeg" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_share_and_where_an_error_came_from(tmp_path: Path) -> None:
+    shared = run("--share", preset(tmp_path), folder=tmp_path)
+    assert shared.returncode == 0
+    code = shared.stdout.strip()
+    flipped = code[:-1] + ("A" if code[-1] != "A" else "B")
+    done = run("--headless", flipped, folder=tmp_path, KINETILE_DEBUG="1")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.skipif(not WEIGHTS.is_dir(), reason="the starter's weights are not in this tree")
+def test_a_clip_from_the_command_line_offline(tmp_path: Path) -> None:
+    folder = tmp_path / "clips äöü with space"
+    done = run("--headless", preset(tmp_path), "--out", str(folder), "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["clips"][0]["state"] == "done"
+    assert Path(document["clips"][0]["file"]).parent == folder
+    assert "loading the model" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "%|" not in done.stderr, "the libraries' own progress bars are silent"
+    again = run("--headless", document["clips"][0]["file"], "--out", str(folder), folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+@pytest.mark.skipif(not WEIGHTS.is_dir(), reason="the starter's weights are not in this tree")
+def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
+    variables = {**os.environ, "KINETILE_HOME": str(tmp_path / "home")}
+    many = preset(tmp_path, steps=500)
+    command = [sys.executable, "-u", "-m", "app.cli", "--headless", many]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables, cwd=ROOT
+    ) as run:
+        assert run.stdout is not None
+        said = ""
+        for line in run.stdout:
+            said += line
+            if "denoising" in line:
+                run.send_signal(signal.SIGINT)
+                break
+        rest, errors = run.communicate(timeout=120)
+    assert run.returncode == 130, said + rest + errors
+    assert "Stopped on request: 0 of 1 made, nothing was kept" in rest
+    assert errors == ""
+    assert not list((tmp_path / "home" / "outputs").glob("*"))
