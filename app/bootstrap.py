@@ -30,26 +30,27 @@ HANDED_OVER = "KINETILE_HANDED_OVER"
 # pytest's exit codes as ours: 2 is an error while collecting (or Ctrl-C, told apart), 3 internal, 4 usage, 5 no test.
 PYTEST_CODES = {0: 0, 1: 1, 2: 1, 3: 1, 4: 2, 5: 1}
 
-HELP = """usage: python launch.py [--headless [SOURCE ...] | --doctor | --test [PYTEST ...]] [options]
+SHORT_HELP = """usage: python launch.py [--headless [SOURCE ...] | --doctor] [options]
 
 Kinetile turns a prompt into a short video, on this machine.
 
-  (no argument)        open the page
-  --headless [SOURCE]  make clips without the page: presets, JSONL, MP4s, share
-                       codes; with no SOURCE, the first example
-  --doctor             say what this machine has and what will be used
-  --test [PYTEST]      install the test tools too and run the test suite, from
-                       the clone's folder; --long adds the slow tests
+  (no argument)         open the page
+  --headless [SOURCE]   make clips without the page: presets, JSONL, MP4s, share
+                        codes; with no SOURCE, the first example
+  --doctor              say what this machine has and what will be used
 
+Once the first start has installed what is needed, --help shows every option.
+"""
+LAUNCHER_HELP = """
+the launcher itself:
+  --test [PYTEST ...]   install the test tools too and run the test suite, in the
+                        clone's folder; --long adds the slow tests
+  --no-install          never install: use an environment that is ready, or say
+                        what it lacks
+  --torch-build NAME    instead of the torch build that fits this machine:
+                        %s
 The first start makes .venv beside launch.py and installs there what
 pyproject.toml lists: about 2 GB on a machine without a GPU.
-
-  --no-install         never install: use an environment that is ready, or say
-                       what it lacks
-  --torch-build NAME   instead of the torch build that fits this machine:
-                       %s
-
-Once that is done, python launch.py --help shows every option.
 """
 
 
@@ -138,7 +139,7 @@ def launch(options, rest, root):
     if os.environ.pop(HANDED_OVER, None) == root:
         return run_here(rest)
     if options.help:
-        return show_help(options, rest, root)
+        return show_help(options, rest)
     python = find_python(options, root)
     if options.test:
         return run_tests(python, options, rest, root)
@@ -171,22 +172,18 @@ def run_tests(python, options, rest, root):
     return INTERRUPTED if interrupted else PYTEST_CODES.get(code, code)
 
 
-def show_help(options, rest, root):
-    # type: (Options, List[str], str) -> int
-    """The full help if an environment is ready, else what the standard library alone can tell; installs nothing."""
+def show_help(options, rest):
+    # type: (Options, List[str]) -> int
+    """Kinetile's help, or what can be told before it is installed, then the launcher's own; installs nothing."""
     from app.environment.builds import load_table
-    from app.environment.venv import Venv
 
-    if not options.test:
-        venv = Venv(_path(root))
-        if venv.stamp(()) and not venv.is_running():
-            options.help = False
-            return launch(options, rest, root)
-        try:
-            return run_here(rest)
-        except ImportError:
-            pass  # nothing is installed here: the short help below needs nothing
-    sys.stdout.write(HELP % ", ".join(["auto"] + [build.name for build in load_table().builds]))
+    try:
+        run_here(rest if not options.test else ["--help"])
+    except SystemExit:
+        pass  # how argparse ends after its help
+    except ImportError:
+        sys.stdout.write(SHORT_HELP)
+    sys.stdout.write(LAUNCHER_HELP % ", ".join(["auto"] + [build.name for build in load_table().builds]))
     return 0
 
 

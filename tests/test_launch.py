@@ -101,6 +101,7 @@ def test_help_needs_nothing_installed(words: list[str], tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-S", launch, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--headless" in done.stdout
+    assert "--torch-build NAME" in done.stdout
     assert not (launch.parent / ".venv").exists()
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from app.bootstrap import OLDEST
 from app.environment.builds import TABLE
 from app.environment.handover import child_environment
 from app.errors import CannotRunError
@@ -129,6 +130,11 @@ class Venv:
             facts = self.look()
             if done.returncode != 0 or facts is None:
                 raise CannotRunError(self._why_not_made(done))
+        if facts.version < OLDEST:
+            seen = ".".join(str(number) for number in facts.version)
+            raise CannotRunError(
+                f"{self.folder} has Python {seen}, 3.11 or newer is needed; delete it and start again."
+            )
         if _run([os.fspath(self.python), "-m", "pip", "--version"]).returncode != 0:
             say("adding pip to .venv")
             done = _run([os.fspath(self.python), "-m", "ensurepip", "--upgrade", "--default-pip"])

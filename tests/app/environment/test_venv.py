@@ -125,6 +125,12 @@ def test_a_working_environment_is_left_as_it_is(clone: Path, monkeypatch: pytest
     assert said == []
 
 
+def test_an_environment_of_an_old_python_is_not_filled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_run(monkeypatch, {"sysconfig": (0, json.dumps([[3, 9, 1], "/site"]))})
+    with pytest.raises(CannotRunError, match=r"has Python 3.9.1, 3.11 or newer is needed; delete it"):
+        Venv(clone, windows=False).make(lambda _: None)
+
+
 def test_a_broken_one_is_made_anew(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"sysconfig": (1, "")}
     ran = fake_run(monkeypatch, answers)
