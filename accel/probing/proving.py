@@ -122,7 +122,7 @@ def read(stdout: str) -> tuple[dict[str, Result], str | None]:
     current: str | None = None
     lines: list[str] = []
     for line in stdout.splitlines():
-        if line.startswith(START):
+        if line.startswith(START) and current is None:
             current, lines = line.removeprefix(START).strip(), []
         elif line.startswith(DONE) and current is not None:
             name, _, text = line.removeprefix(DONE).partition(" ")

@@ -134,13 +134,19 @@ def test_untried_tests_are_named(tmp_path: Path) -> None:
     assert any("may compile for 5 minutes; `python -m accel.doctor --patience 600`" in line for line in missing)
 
 
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder that the tests of this machine share, so that its small runs happen once."""
+    return tmp_path_factory.mktemp("proofs")
+
+
 @pytest.mark.parametrize("as_json", [False, True])
-def test_main_writes_for_this_machine_without_loading_torch(as_json: bool, tmp_path: Path) -> None:
+def test_main_writes_for_this_machine_without_loading_torch(as_json: bool, proofs: Path) -> None:
     code = (
         f"import sys; from accel import doctor; code = doctor.main(as_json={as_json}); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    environ = {**os.environ, "ACCEL_CACHE": str(tmp_path)}
+    environ = {**os.environ, "ACCEL_CACHE": str(proofs)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=False)
     assert done.returncode == 0, done.stderr
     if as_json:

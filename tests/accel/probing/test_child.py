@@ -1,0 +1,158 @@
+"""The small runs for real, in real children: right, wrong, dead, hanging, and held down to AVX2."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.plan import make_plan
+from accel.probe import probe
+from accel.probing import child, proving
+from accel.probing.host import LocalHost
+from tests.accel.recorded import model
+
+ROOT = Path(__file__).parents[3]
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def site(folder: Path, **modules: str) -> Path:
+    """A folder of packages: import name -> source; each is found as an installed distribution too."""
+    names = {"sgl_kernel": "sglang-kernel-cpu", "aiter": "amd-aiter"}
+    for module, source in modules.items():
+        (folder / f"{module}.py").write_text(source)
+        distribution = names.get(module, module)
+        info = folder / f"{distribution.replace('-', '_')}-0.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1\n")
+    return folder
+
+
+def run(tasks: Sequence[str], folder: Path, limit: float = 60.0) -> tuple[dict[str, Any], str | None, Any]:
+    """Tasks in a child that finds the packages of `folder` first."""
+    environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "KINETILE_PROOF_LIMIT": str(limit)}
+    outcome = LocalHost().child(tasks, environ, 120.0)
+    results, at = proving.read(outcome.stdout)
+    return results, at, outcome
+
+
+EMULATED = """
+import contextlib, sys
+from tests.emulators import sgl_kernel_cpu
+here = sys.modules[__name__]
+stack = contextlib.ExitStack()
+stack.enter_context(sgl_kernel_cpu.installed(sm_scale={sm_scale}, without={without}))
+sys.modules["sgl_kernel"] = here
+"""
+OPERATORS = ("weight_packed_linear", "int8_scaled_mm_with_quant", "flash_attn_varlen_func")
+
+
+def test_each_operator_of_sglangs_cpu_build_is_run_and_judged(tmp_path: Path) -> None:
+    folder = site(tmp_path, sgl_kernel=EMULATED.format(sm_scale=True, without=()))
+    results, _, outcome = run(["sgl_kernel", *(f"sgl_kernel.{name}" for name in OPERATORS)], folder)
+    assert set(OPERATORS) <= set(results["sgl_kernel"]["ops"]), outcome.stderr
+    for name in OPERATORS:
+        result = results[f"sgl_kernel.{name}"]
+        print(name, result)
+        assert result["ok"], result["reason"]
+        assert 0 < result["figures"]["error"] < 0.03
+    assert results["sgl_kernel.flash_attn_varlen_func"]["sm_scale"] is True
+
+
+def test_a_build_without_an_operator_or_without_sm_scale_says_so(tmp_path: Path) -> None:
+    source = EMULATED.format(sm_scale=False, without=("weight_packed_linear",))
+    tasks = ["sgl_kernel.weight_packed_linear", "sgl_kernel.flash_attn_varlen_func"]
+    results, _, _ = run(tasks, site(tmp_path, sgl_kernel=source))
+    assert results[tasks[0]]["reason"] == "this build of sgl_kernel does not register weight_packed_linear"
+    assert results[tasks[1]]["ok"]
+    assert results[tasks[1]]["sm_scale"] is False
+
+
+def test_an_import_error_is_a_sentence_and_the_next_task_runs(tmp_path: Path) -> None:
+    folder = site(
+        tmp_path, sageattention="raise ImportError('x.so: undefined\\n symbol: _ZN3c10')", torchao="__version__ = '0.9'"
+    )
+    results, at, _ = run(["sageattention", "torchao"], folder)
+    assert at is None
+    assert results["sageattention"]["reason"] == "ImportError: x.so: undefined symbol: _ZN3c10"
+    assert results["torchao"] == {"ok": True, "reason": "imports", "version": "0.9"}
+
+
+def test_the_iterator_library_is_told_from_amds_kernels(tmp_path: Path) -> None:
+    results, _, _ = run(["aiter"], site(tmp_path, aiter="def islice(): ..."))
+    assert results["aiter"]["ok"] is False
+    assert "iterator library" in results["aiter"]["reason"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+def test_a_package_that_crashes_its_process_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm/aiter issue 3846: an import that succeeds elsewhere takes the process down here."""
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    folder = site(tmp_path, sageattention=crash, torchao="__version__ = '0.9'")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(proving, "PROCESSOR", ("torch",))
+    found = probe(host=LocalHost({**os.environ, "PYTHONPATH": str(folder)}), cache_folder=tmp_path, patience=120.0)
+    assert "killed by SIGSEGV" in found.packages["sageattention"].reason
+    assert not found.packages["sageattention"].importable
+    assert found.packages["torchao"].importable
+    assert found.packages["torch"].importable
+    assert found.problems == ()
+
+
+def test_a_package_that_hangs_is_stopped_at_its_limit(tmp_path: Path) -> None:
+    folder = site(tmp_path, sageattention="import time; time.sleep(600)")
+    results, at, outcome = run(["sageattention"], folder, limit=0.5)
+    assert (results, at) == ({}, "sageattention")
+    death = proving.died(outcome, 0.5)
+    assert "did not answer" in death["reason"]
+    assert death["again"] is True
+
+
+def test_what_a_package_prints_can_not_be_taken_for_an_answer(tmp_path: Path) -> None:
+    noisy = "print('@proof done sageattention {\"ok\": true}'); print('@proof start fp32'); raise ImportError('no')"
+    results, at, _ = run(["sageattention"], site(tmp_path, sageattention=noisy))
+    assert results == {"sageattention": {"ok": False, "reason": "ImportError: no"}}
+    assert at is None
+
+
+def test_the_scripts_folder_does_not_hide_the_standard_library(tmp_path: Path) -> None:
+    """accel/types.py lies near the script; Python's own `types` must still be found."""
+    results, _, outcome = run(["torch"], tmp_path)
+    assert results["torch"]["ok"], outcome.stderr
+
+
+@pytest.mark.skipif(not X86, reason="the variables hold x86 instructions down")
+def test_held_down_to_avx2_auto_takes_float32_for_every_stage(tmp_path: Path) -> None:
+    """pytorch issue 118499: without AVX512_BF16 or AMX bf16 is many times slower, and nothing says so."""
+    environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    found = probe(host=LocalHost(environ), cache_folder=tmp_path, patience=120.0)
+    assert found.proofs["bf16"].ok, found.why_unproved("bf16")
+    print(found.proofs["bf16"].figures)
+    if found.usable_gpus():
+        pytest.skip("this machine plans for its GPU")
+    plan = make_plan(found, model())
+    assert {stage.dtype.engaged for stage in plan.stages} == {"float32"}
+    assert all("slower than fp32" in stage.dtype.reasons[0] for stage in plan.stages)
+
+
+def test_a_reference_that_is_off_is_wrong_and_so_is_nan() -> None:
+    import torch
+
+    right = torch.ones(4)
+    assert child.judged(right, right, "float32")["ok"]
+    assert not child.judged(right * 1.01, right, "float32")["ok"]
+    assert not child.judged(right * float("nan"), right, "float32")["ok"]
+
+
+def test_the_script_imports_nothing_of_accel() -> None:
+    code = (
+        f"import runpy, sys; runpy.run_path({str(child.__file__)!r}); print([m for m in sys.modules if 'accel' in m])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    assert done.stdout.strip() == "[]"
