@@ -16,7 +16,7 @@ from app.starter.train_transformer import Recipe, train_transformer
 from app.starter.train_vae import train_vae
 from app.starter.training import Ranks
 
-STAGES = ("vae", "gates", "transformer", "score", "sweep")
+STAGES = ("vae", "transformer", "score", "gates", "sweep")
 
 
 def main() -> None:
@@ -36,8 +36,6 @@ def main() -> None:
     if "vae" in arguments.stages:
         train_vae(ranks, arguments.vae_seconds, out / "vae", batch=arguments.vae_batch)
         ranks.largest(0.0)
-    if "gates" in arguments.stages and ranks.first:
-        _tell(out / "gates.json", score.vae_gates(ranks, out / "vae", out / "vae.png"))
     if "transformer" in arguments.stages:
         recipe = Recipe(
             seconds=arguments.transformer_seconds,
@@ -50,6 +48,8 @@ def main() -> None:
         train_transformer(ranks, recipe, out / "vae", out, forbidden)
     if "score" in arguments.stages and ranks.first:
         _tell(out / "scores_short.json", score.score(ranks, out, out / "scores.json", out / "clips.png"))
+    if "gates" in arguments.stages and ranks.first:
+        _tell(out / "gates.json", score.vae_gates(ranks, out / "vae", out / "vae.png"))
     if "sweep" in arguments.stages and ranks.first:
         _tell(out / "sweep.json", score.sweep(ranks, out))
     ranks.close()

@@ -26,15 +26,15 @@ class Recipe:
     """Numbers of one run; rates for Muon (matrices in blocks), AdamW (the rest) and the text encoder."""
 
     seconds: float
-    batch: int = 192  # clips per rank and step
+    batch: int = 128  # clips per rank and step
     group: int = 64  # clips rendered together
     pool: int = 100_000  # latent clips kept per rank, 266 kB each
     prefill: int = 8192
-    refresh_every: int = 4  # steps between two fresh groups
+    refresh_every: int = 8  # steps between two fresh groups
     muon_rate: float = 2e-3
     adam_rate: float = 1.5e-3
     text_rate: float = 1e-3
-    decay: float = 0.9995
+    decay: float = 0.999
     seed: int = 0
 
 
@@ -51,6 +51,7 @@ class LatentPool:
     ):
         self.recipe, self.codec, self.tokenizer, self.ranks, self.forbidden = recipe, codec, tokenizer, ranks, forbidden
         self.rng = random.Random(1000 * recipe.seed + ranks.rank)
+        self.encode = torch.compile(codec.encode, dynamic=False) if ranks.cuda else codec.encode
         device, size = ranks.device, recipe.pool // recipe.group * recipe.group
         channels = codec.vae.config.z_dim
         shape = (size, channels, (world.FRAMES + 1) // 2, world.HEIGHT // 16, world.WIDTH // 16)
@@ -64,7 +65,7 @@ class LatentPool:
         scenes = world.random_group(self.rng, self.recipe.group)
         clips = world.render(scenes, self.ranks.device)
         with self.ranks.autocast():
-            means = torch.cat([self.codec.encode(part.float() / 127.5 - 1).float() for part in clips.split(32)])
+            means = torch.cat([self.encode(part.float() / 127.5 - 1).float() for part in clips.split(32)])
         texts = [
             captions.caption(scene, self.rng, typos=True, forbidden=self.forbidden)
             for scene in scenes
