@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -118,8 +120,20 @@ def main(
     if as_json:
         write(json.dumps(as_data(machine, plan), indent=2))
     else:
-        write("\n".join(sentences(machine, plan)))
+        write("\n".join(_wrapped(sentences(machine, plan))))
     return 0
+
+
+def _wrapped(lines: list[str]) -> list[str]:
+    """Lines broken at the terminal's width, at most 100 columns, so that they can be read; data stays unbroken."""
+    width = min(100, shutil.get_terminal_size().columns)
+    wrapped: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        wrapped += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return wrapped
 
 
 # -- what you have --
@@ -187,7 +201,7 @@ def _summary(stage: StagePlan) -> str:
         name = getattr(stage, kind).engaged
         if name not in ("stock", ""):
             parts.append(f"{backend(kind, name).title} ({name})")
-    return ", ".join(parts if len(parts) > 1 else [*parts, "the model's own code"])
+    return f"{parts[0]}, with " + (" and ".join(parts[1:]) or "the model's own code")
 
 
 def _reasons(stage: StagePlan) -> list[str]:

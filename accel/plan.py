@@ -219,7 +219,7 @@ class _Planner:
                 continue
             reasons = self.why_not(item, traits, place, dtype) or _no_gain(self.machine, item)
             if not reasons:
-                return Choice(traits.stage, kind, AUTO, name, (*passed, source))
+                return Choice(traits.stage, kind, AUTO, name, (*passed, source, *_gain_shown(self.machine, item)))
             passed.append(f"not {name}: {'; '.join(reasons)}")
         return Choice(traits.stage, kind, AUTO, STOCK, (*passed, "so the model's own code runs"))
 
@@ -304,14 +304,28 @@ def _mps_pays(machine: Machine) -> bool:
     return bool(on_gpu and on_core and on_gpu * machine.cores.usable < on_core * 8)
 
 
+OWN_TEST = {"onednn_bf16": "packed_bf16", "sgl_amx_bf16": "sgl_kernel.weight_packed_linear"}
+"""Packed linears and the small run that times each beside the plain one."""
+
+
+def _own_test(machine: Machine, item: Backend) -> tuple[float, float] | None:
+    """Milliseconds of the packed and of the plain linear in the machine's own test."""
+    task = OWN_TEST.get(item.name, "")
+    packed, plain = machine.figure(task, "linear_packed_ms"), machine.figure(task, "linear_plain_ms")
+    return (packed, plain) if packed and plain else None
+
+
 def _no_gain(machine: Machine, item: Backend) -> list[str]:
-    """For a packed linear: the machine's own test must show it faster than the plain one (sglang issue 11044)."""
-    task = {"onednn_bf16": "packed_bf16", "sgl_amx_bf16": "sgl_kernel.weight_packed_linear"}.get(item.name)
-    plain = machine.figure(task, "linear_plain_ms") if task else None
-    packed = machine.figure(task, "linear_packed_ms") if task else None
-    if plain and packed and packed > plain:
-        return [f"slower in the machine's own test: {packed:.3g} ms, {plain:.3g} ms without"]
+    """A packed linear must be faster than the plain one in the machine's own test (sglang issue 11044)."""
+    times = _own_test(machine, item)
+    if times and times[0] > times[1]:
+        return [f"slower in the machine's own test: {times[0]:.3g} ms, {times[1]:.3g} ms without"]
     return []
+
+
+def _gain_shown(machine: Machine, item: Backend) -> list[str]:
+    times = _own_test(machine, item)
+    return [f"{times[0]:.3g} ms in the machine's own test, {times[1]:.3g} ms without"] if times else []
 
 
 def _no_compiler(machine: Machine) -> str:

@@ -55,7 +55,7 @@ RULES = (
         "linear",
         "*",
         ("onednn_bf16", "stock"),
-        "packing saves the reordering of the weight at each call; taken only where the machine's own test shows a gain",
+        "packing saves reordering the weight at each call",
     ),
     Rule(
         "cpu-*",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from accel import cache
 from accel.probing import cpu, gpus, limits, overrides, packages, proving, verdict
-from accel.probing.host import CHILD, Distribution, Host, LocalHost
+from accel.probing.host import Distribution, Host, LocalHost
 from accel.types import Cores, CpuFacts, Flag, Gpu, Machine, Memory, NumaNode, Override, Package, Proof, Scalar
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ PATIENCE = 10.0
 
 COMPILERS = ("g++", "clang++", "c++", "cl")
 """What torch.compile looks for on a CPU."""
+
+RUNS = Path(__file__).with_name("probing") / "runs"
 
 NOBODY = cpu.Claim("unknown", "unknown", frozenset(), "", "nowhere")
 
@@ -127,7 +129,7 @@ class _Probe:
         versions = [f"{item.name} {item.version} {item.folder}" for item in found.values() if item is not None]
         # the thread count stands in `who` already, whoever set it
         changed = [f"{item.name}={item.value}" for item in overrides.read(host) if "NUM_THREADS" not in item.name]
-        code = hashlib.sha256(CHILD.read_bytes()).hexdigest()
+        code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(RUNS.glob("*.py")))).hexdigest()
         return [who, flags, kernel, gpus.fingerprint(host), *versions, *changed, code]
 
 

@@ -163,7 +163,7 @@ class Proof(AsData):
 class Machine(AsData):
     """What this machine has and what of it was proved.
 
-    proofs: by the names in `accel.probing.child.TASKS`, and `gpu:0`, `gpu:mps`.
+    proofs: by the names in `accel.probing.runs.TASKS`, and `gpu:0`, `gpu:mps`.
     compiler: the C++ compiler found, empty without one.
     """
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-CHILD = Path(__file__).with_name("child.py")
+ROOT = Path(__file__).parents[2]
+BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from accel.probing.runs import main; main(sys.argv[1:])"
 START, DONE = "@proof start ", "@proof done "
 
 
@@ -114,9 +115,9 @@ class LocalHost:
         return Distribution(name, version or "unknown", str(found.locate_file("")), wanted)
 
     def child(self, tasks: Sequence[str], environ: Mapping[str, str], timeout: float) -> Outcome:
-        """Runs `tasks` one after another in a fresh interpreter; see `child.py` for what it prints."""
-        # -P: the script's folder must not come first on the path, where our types.py would hide the standard one
-        command = [sys.executable, "-P", "-X", "utf8", str(CHILD), *tasks]
+        """Runs `tasks` one after another in a fresh interpreter; see `accel.probing.runs` for what it prints."""
+        # -P, and our folder last: nothing in the current folder or in ours may hide a library
+        command = [sys.executable, "-P", "-X", "utf8", "-c", BOOT, str(ROOT), *tasks]
         try:
             done = subprocess.run(
                 command,

@@ -3,7 +3,7 @@
 All tasks go to one child, one after another, since importing torch is the dear part (about two seconds). When the child
 dies, the task it
 was at gets the manner of death as its answer and a new child takes the rest. Results are plain dictionaries as
-`child.py` printed them, plus
+the child printed them, plus
 `isa`, oneDNN's own account of what ran. A result with `again: true` (stopped at a limit, killed for memory) must not be
 remembered.
 """

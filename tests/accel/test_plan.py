@@ -322,6 +322,9 @@ def test_the_packed_path_must_beat_torch_in_the_machines_own_test(tmp_path: Path
     assert stage is not None
     assert stage.linear.engaged == "stock"
     assert "not onednn_bf16: slower in the machine's own test: 18 ms, 0.6 ms without" in stage.linear.reasons
+    quick = make_plan(machine("zen5", tmp_path / "quick"), model()).stage("transformer")
+    assert quick is not None
+    assert "0.58 ms in the machine's own test, 0.62 ms without" in quick.linear.reasons
 
 
 @pytest.mark.parametrize(
