@@ -2,8 +2,8 @@
 and addresses.
 
 Releases: CUDA 13.0 builds of torch 2.13 have code for compute capability 7.5 and newer and need driver 580; CUDA 12.6
-builds have code for
-5.0 to 9.0; ROCm builds are 7.2 (PyTorch, RELEASE.md). SGLang documents how to get its CPU kernels on its own page.
+builds have code for 5.0 to 9.0; ROCm builds are 7.2 (PyTorch, RELEASE.md). SGLang documents how to get its CPU kernels
+on its own page.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Remembers what the child runs said, in accel's own cache folder, so that only a machine's first start pays for them.
 
 A record is keyed by everything that could change an answer: CPU and its claims, kernel, drivers, packages, overrides,
-and the test code
-itself. A folder that can't be written, a broken record or one from another version is simply no record: the runs happen
-again.
-`ACCEL_CACHE` names another folder.
+and the test code itself. A folder that can't be written, a broken record or one from another version is simply no
+record: the runs happen again. `ACCEL_CACHE` names another folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Frozen dataclasses to plain JSON data and back, driven by their type hints alone.
 
 Small on purpose: dataclasses, tuples, dicts with text keys, unions with None, Literals and scalars. Unknown keys are
-ignored so that
-a plan written by a newer version can still be read; a missing or unfit value names its dotted path.
+ignored so that a plan written by a newer version can still be read; a missing or unfit value names its dotted path.
 """
 
 from __future__ import annotations

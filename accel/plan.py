@@ -2,8 +2,7 @@
 `policy.py` alone.
 
 `auto` never fails and says what it chose and why. A forced choice that can't run raises PlanError with the reasons,
-before anything loads.
-Nothing here runs a kernel or imports torch.
+before anything loads. Nothing here runs a kernel or imports torch.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 prints it.
 
 The figures are in KERNELS.md's words: milliseconds, medians, one process, on 16 vCPU of Emerald Rapids with torch 2.11
-unless a row says
-otherwise. They stand until readouts of the machine at hand exist, which then decide (`make_plan(readouts=...)`).
-Approximate
-backends (int8, FP8) are in no row: they are for a person to ask for.
+unless a row says otherwise. They stand until readouts of the machine at hand exist, which then decide
+(`make_plan(readouts=...)`). Approximate backends (int8, FP8) are in no row: they are for a person to ask for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Which dtype a stage runs in: by measurement, never by wish.
 
 Without AVX512_BF16 or AMX a CPU runs bf16 many times slower than float32 (8 to 9 times for linears, 30 to 300 times for
-conv3d), with
-them about twice as fast. The probe times both on this machine, and a stage takes bf16 only when its own mixture of work
-gains.
+conv3d), with them about twice as fast. The probe times both on this machine, and a stage takes bf16 only when its own
+mixture of work gains.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What this machine has: the door to `accel/probing/`. Facts only; what to use of them is `plan.py`'s business.
 
 `probe()` never raises and imports no torch into the calling process: versions come from package metadata, everything
-that
-could crash runs in a child process. With remembered results it takes a few hundredths of a second, the first time some
-seconds.
+that could crash runs in a child process. With remembered results it takes a few hundredths of a second, the first time
+some seconds.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def probe(
     """The machine this process runs on.
 
     prove: run the small tests that are not remembered yet, for about `patience` seconds. Without it only remembered
-    results
-    count, which is quick enough for any process. Anything that goes wrong becomes a sentence in `Machine.problems`.
+    results count, which is quick enough for any process. Anything that goes wrong becomes a sentence in
+    `Machine.problems`.
     """
     return _Probe(host or LocalHost(), cache_folder).machine(prove, patience)
 

@@ -1,8 +1,7 @@
 """Threads and how they wait: environment variables that must be set before torch is imported.
 
 OpenMP's workers spin while they wait for the next parallel loop. Next to one busy process that made a small model 10 to
-20 times slower
-on 2 cores; sleeping instead brought it to 2 times. `WAITING` is the one place where that choice stands.
+20 times slower on 2 cores; sleeping instead brought it to 2 times. `WAITING` is the one place where that choice stands.
 """
 
 from __future__ import annotations

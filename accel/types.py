@@ -2,8 +2,7 @@
 what will be done (Plan).
 
 Everything here is a frozen value without behaviour beyond look-ups, holds plain data, imports no torch, and turns into
-JSON
-and back (`to_dict`, `from_dict`). Memory is in bytes, times in milliseconds where a figure's name ends in `_ms`.
+JSON and back (`to_dict`, `from_dict`). Memory is in bytes, times in milliseconds where a figure's name ends in `_ms`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What every backend answers, whatever its kernel: "can you?", as a list of reasons why not.
 
 An empty list means usable. The page's badges, `--doctor`, the error for a forced choice and the log all print these
-same sentences, so
-each one says what is missing, which value was seen, and what a person can do about it. Asking must be cheap: no kernel,
-no torch and no
-package is imported, everything needed stands in the Machine, whose facts were proved in child processes beforehand.
+same sentences, so each one says what is missing, which value was seen, and what a person can do about it. Asking must
+be cheap: no kernel, no torch and no package is imported, everything needed stands in the Machine, whose facts were
+proved in child processes beforehand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The processor: who made it, what it is called, which features it claims. One reader per operating system.
 
 A claim is not yet a fact: a virtual machine can advertise AMX with no usable tile palette, and the first product then
-kills the process
-(oneDNN issue 5689). `accel.probing.verdict` turns claims into usable flags by what the child processes did.
+kills the process (oneDNN issue 5689). `accel.probing.verdict` turns claims into usable flags by what the child
+processes did.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Graphics processors: what the drivers show, what torch shows, and which of them this torch can really use.
 
 Named by compute capability (sm_90) or chip (gfx950), never by the marketing name: "50" is in RTX 3050 too. A card that
-the driver
-knows and torch does not show stays in the list with the reason, since that is the most common way to end up slow
-without knowing it.
+the driver knows and torch does not show stays in the list with the reason, since that is the most common way to end up
+slow without knowing it.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def has_code(arch: str, arches: Sequence[str], torch_version: str) -> Fact:
     """Whether a torch build with code for `arches` can run on `arch`.
 
     NVIDIA: code for sm_80 also runs on 8.6 and 8.9 (same major, same or higher minor), code for sm_90a on 9.0 alone,
-    and compute_90
-    is an intermediate form that any newer chip compiles for itself. AMD: the exact chip.
+    and compute_90 is an intermediate form that any newer chip compiles for itself. AMD: the exact chip.
     """
     source = "torch's list of architectures"
     if arch.startswith("gfx"):

@@ -1,10 +1,8 @@
 """The probe's only way to the outside: files, commands, environment, packages, child processes.
 
 Everything the probe learns passes through a Host, so a machine can be recorded once (`Recorder`) and probed again
-anywhere
-(`Recorded`): that is how machines nobody here owns are tested. `python -m accel.probing.record > machine.json` writes
-such a
-record; it holds hardware and version facts only, no user name, no path of the home folder, no address.
+anywhere (`Recorded`): that is how machines nobody here owns are tested. `python -m accel.probing.record > machine.json`
+writes such a record; it holds hardware and version facts only, no user name, no path of the home folder, no address.
 """
 
 from __future__ import annotations
@@ -183,9 +181,8 @@ class Recorded:
     """A machine from a record: answers what was recorded and "not there" to everything else.
 
     `runs` maps each child task to its result and what else it printed ({"result": {...}, "output": [lines]}), or to how
-    it
-    ended the child: {"signal": 4} | {"timeout": true} | {"exit": 1, "stderr": "..."}. A task without an entry reports
-    failure.
+    it ended the child: {"signal": 4} | {"timeout": true} | {"exit": 1, "stderr": "..."}. A task without an entry
+    reports failure.
     """
 
     data: Mapping[str, Any]

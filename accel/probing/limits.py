@@ -1,10 +1,8 @@
 """How much of the machine this process may use: cores and memory, every limit on the way.
 
 A container sees the host's cores and memory in /proc, while its cgroup allows less; a thread count or a memory plan
-made from
-the host's numbers then runs many times slower or is killed without a traceback. So the answer is the least of
-everything found,
-and each limit says where it was read.
+made from the host's numbers then runs many times slower or is killed without a traceback. So the answer is the least of
+everything found, and each limit says where it was read.
 """
 
 from __future__ import annotations

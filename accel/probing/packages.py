@@ -1,9 +1,8 @@
 """Libraries: which are installed, by their metadata alone; whether they import is for a child process to say.
 
 Two names mislead. `aiter` on the public index is an unrelated iterator library, AMD's kernels are `amd-aiter`.
-`sgl_kernel` is the import
-name of a CUDA build (sglang-kernel) and of a CPU build (sglang-kernel-cpu) alike; only the operators they register tell
-them apart.
+`sgl_kernel` is the import name of a CUDA build (sglang-kernel) and of a CPU build (sglang-kernel-cpu) alike; only the
+operators they register tell them apart.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Runs the child tasks and reads their answers, whatever becomes of the children.
 
 All tasks go to one child, one after another, since importing torch is the dear part (about two seconds). When the child
-dies, the task it
-was at gets the manner of death as its answer and a new child takes the rest. Results are plain dictionaries as
-the child printed them, plus
-`isa`, oneDNN's own account of what ran. A result with `again: true` (stopped at a limit, killed for memory) must not be
-remembered.
+dies, the task it was at gets the manner of death as its answer and a new child takes the rest. Results are plain
+dictionaries as the child printed them, plus `isa`, oneDNN's own account of what ran. A result with `again: true`
+(stopped at a limit, killed for memory) must not be remembered.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ def _run(host: Host, tasks: list[str], threads: int, end: float, limit: float, r
                 for task in pending
             }
             return
-        environ = {**environment(host, threads), "KINETILE_PROOF_LIMIT": f"{min(limit, left):g}"}
+        environ = {**environment(host, threads), "ACCEL_PROOF_LIMIT": f"{min(limit, left):g}"}
         outcome = host.child(pending, environ, left + 1.0)
         found, at = read(outcome.stdout)
         results |= found

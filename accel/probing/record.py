@@ -1,8 +1,7 @@
 """Writes down everything a probe reads of this machine: `python -m accel.probing.record > machine.json`.
 
 The file lets the probe be repeated anywhere (`host.Recorded`), which is how a report from an unknown machine becomes a
-test. It holds what
-the readers asked for and no more; serial numbers of GPUs are left out.
+test. It holds what the readers asked for and no more; serial numbers of GPUs are left out.
 """
 
 from __future__ import annotations

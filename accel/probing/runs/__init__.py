@@ -1,10 +1,9 @@
 """Small real runs, for a process that may die of them: a child of the probe calls `main(tasks)` and nothing else does.
 
 Around each task it prints `@proof start TASK` and `@proof done TASK {json}`; a start without a done names the task that
-killed the
-process, which is an answer. The result's keys: ok (ran and was right), reason (one sentence), figures (numbers; `_ms` =
-best milliseconds),
-everything else detail. KINETILE_PROOF_LIMIT (seconds) stops the process when a single task takes longer.
+killed the process, which is an answer. The result's keys: ok (ran and was right), reason (one sentence), figures
+(numbers; `_ms` = best milliseconds), everything else detail. ACCEL_PROOF_LIMIT (seconds) stops the process when a
+single task takes longer.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def run(task: str) -> Result:
 
 
 def main(tasks: list[str]) -> None:
-    limit = float(os.environ.get("KINETILE_PROOF_LIMIT", "0"))
+    limit = float(os.environ.get("ACCEL_PROOF_LIMIT", "0"))
     pending = list(tasks)
     while pending:
         task = pending.pop(0)

@@ -1,8 +1,7 @@
 """What the small runs share: timing on one core, judging against float64, seeing which instructions ran.
 
 Limits of the relative error (Frobenius norm), from the formats' rounding: float32 1e-5, bfloat16 1e-2, float16 2e-3,
-int8 linears
-with one scale per tensor 3e-2.
+int8 linears with one scale per tensor 3e-2.
 """
 
 from __future__ import annotations

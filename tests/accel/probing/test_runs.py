@@ -36,7 +36,7 @@ def site(folder: Path, **modules: str) -> Path:
 
 def run(tasks: Sequence[str], folder: Path, limit: float = 60.0) -> tuple[dict[str, Any], str | None, Any]:
     """Tasks in a child that finds the packages of `folder` first."""
-    environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "KINETILE_PROOF_LIMIT": str(limit)}
+    environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "ACCEL_PROOF_LIMIT": str(limit)}
     outcome = LocalHost().child(tasks, environ, 120.0)
     results, at = proving.read(outcome.stdout)
     return results, at, outcome
