@@ -1,4 +1,6 @@
-"""Attention on AMX through SGLang's `flash_attn_varlen_func` (bf16 or fp16, CPU).
+"""Attention on AMX through SGLang's `flash_attn_varlen_func`, in bf16.
+
+The kernel also takes fp16, which AMX multiplies from Granite Rapids on only: not offered.
 
 The kernel takes (tokens, heads, head_dim) with the batch as cumulative lengths, has no mask argument, and older
 builds have no `sm_scale`: there the scale is fixed at head_dim ** -0.5, so another one is multiplied into the query
@@ -35,7 +37,7 @@ class AmxAttention:
     kind: Kind = "attention"
     exact = True
     reference = False
-    dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cpu",)
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
@@ -60,7 +62,7 @@ class AmxAttention:
             return f"the tensors are on {query.device.type}, this kernel runs on the CPU"
         dtype = str(query.dtype).removeprefix("torch.")
         if dtype not in self.dtypes:
-            return f"{dtype} input, this kernel takes bfloat16 or float16"
+            return f"{dtype} input, this kernel is used in bfloat16"
         if key.dtype != query.dtype or value.dtype != query.dtype:
             return "query, key and value differ in dtype"
         if query.shape[1] == 0 or key.shape[1] == 0:

@@ -41,5 +41,14 @@ class DirectConv3d:
 
     def apply(self, vae: torch.nn.Module, count: Counting) -> Undo:
         from accel.convolutions import swap_convolutions
+        from accel.norms import swap_norms
+        from accel.upsampling import swap_upsampling
 
-        return swap_convolutions(vae, count, self.dtypes, type(vae).__name__ in KEEPS_CHANNELS_LAST)
+        last = type(vae).__name__ in KEEPS_CHANNELS_LAST
+        steps = [swap_convolutions(vae, count, self.dtypes, last), swap_norms(vae), swap_upsampling(vae)]
+
+        def undo() -> None:
+            while steps:
+                steps.pop()()
+
+        return undo

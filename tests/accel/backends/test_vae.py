@@ -14,9 +14,11 @@ from torch import nn
 
 from accel.backends import backend
 from accel.convolutions import DirectMixin, swap_convolutions
+from accel.norms import swap_norms
 from accel.ops import CONVS
 from accel.report import Tally
 from accel.selfcheck import HEADER, lines_for, relative
+from accel.upsampling import swap_upsampling
 
 needs_bf16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bf16 convolutions need AVX512_BF16 or AMX"
@@ -207,6 +209,89 @@ def test_zero_taps_shrink_the_product() -> None:
     assert kernels
     assert set(kernels) == {1}
     assert error < 1e-5
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    ins=st.integers(1, 5),
+    outs=st.integers(1, 5),
+    height=st.integers(1, 6),
+    width=st.integers(1, 6),
+    last=st.booleans(),
+    bias=st.booleans(),
+)
+def test_folded_upsampling_is_upsampling(ins: int, outs: int, height: int, width: int, last: bool, bias: bool) -> None:
+    conv = nn.Conv2d(ins, outs, 3, padding=1, bias=bias).requires_grad_(False)
+    pair = nn.Sequential(nn.Upsample(scale_factor=(2.0, 2.0), mode="nearest-exact"), conv)
+    form = torch.channels_last if last else torch.contiguous_format
+    inputs = torch.randn(2, ins, height, width).contiguous(memory_format=form)
+    want = pair.double()(inputs.double())
+    pair.float()
+    undo = swap_upsampling(pair)
+    got = pair(inputs)
+    conv.weight.mul_(2)
+    again = pair(inputs)
+    undo()
+    error = relative(got, want)
+    print(f"relative error {error:.1e}")
+    assert got.shape == want.shape
+    if ins > 1 and height * width > 1:  # else one picture lies in both formats at once
+        assert got.is_contiguous(memory_format=form)
+    assert error < 1e-6
+    assert relative(again, pair(inputs)) < 1e-6  # a weight written while installed is used
+    assert type(pair) is nn.Sequential
+
+
+@pytest.mark.parametrize(
+    ("upsample", "conv"),
+    [
+        (nn.Upsample(scale_factor=3.0), nn.Conv2d(4, 4, 3, padding=1)),
+        (nn.Upsample(scale_factor=2.0, mode="bilinear"), nn.Conv2d(4, 4, 3, padding=1)),
+        (nn.Upsample(scale_factor=2.0), nn.Conv2d(4, 4, 3)),
+        (nn.Upsample(scale_factor=2.0), nn.Conv2d(4, 4, 3, padding=1, stride=2)),
+        (nn.Upsample(scale_factor=2.0), nn.Conv2d(4, 4, 3, padding=1, groups=2)),
+        (nn.Upsample(scale_factor=2.0), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")),
+    ],
+)
+def test_other_upsampling_is_left_alone(upsample: nn.Module, conv: nn.Module) -> None:
+    pair = nn.Sequential(upsample, conv)
+    swap_upsampling(pair)
+    assert type(pair) is nn.Sequential
+
+
+@settings(deadline=None, max_examples=30)
+@given(shape=st.sampled_from([(1, 8, 3, 4, 5), (2, 8, 4, 5)]), zero=st.booleans(), seed=st.integers(0, 99))
+def test_norms_are_wans(shape: tuple[int, ...], zero: bool, seed: int) -> None:
+    from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+
+    torch.manual_seed(seed)
+    norm = WanRMS_norm(shape[1], images=len(shape) == 4).requires_grad_(False)
+    norm.gamma.normal_()
+    inputs = torch.randn(shape)
+    if zero:
+        inputs[:, :, 1] = 0  # F.normalize divides by 1e-12 there
+    want = norm.double()(inputs.double())
+    undo = swap_norms(norm.float())
+    got = norm(inputs)
+    undo()
+    error = relative(got, want)
+    print(f"relative error {error:.1e}")
+    assert error < 1e-6
+    assert type(norm) is WanRMS_norm
+
+
+def test_training_through_a_swapped_vae_still_differentiates() -> None:
+    """Activations overwrite only when nobody asks for gradients."""
+    vae = wan_vae()
+    undo = swap_norms(vae)
+    vae.decoder.norm_out(
+        torch.randn(1, vae.decoder.norm_out.gamma.shape[0], 1, 4, 4, requires_grad=True)
+    ).sum().backward()
+    block = vae.decoder.mid_block.resnets[0]
+    channels = block.norm1.gamma.shape[0]
+    block(torch.randn(1, channels, 1, 4, 4)).sum().backward()
+    undo()
+    assert block.norm1.gamma.grad is not None
 
 
 def test_weights_loaded_while_installed_are_used() -> None:
