@@ -23,7 +23,7 @@ import numpy.typing as npt
 from accel.finite import NonFiniteError, check_frames
 from app import acceleration, loading
 from app.calling import arguments_for, scheduler_for, to_frames
-from app.errors import Cancelled, JobFailedError, KinetileError
+from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home
@@ -70,7 +70,10 @@ class _Loaded:
 
 
 class Engine:
-    """Makes clips one at a time. Call `close` (or leave the `with` block) to free the model."""
+    """Makes clips one at a time. Call `close` (or leave the `with` block) to free the model.
+
+    `home` is where small things that can be made again are kept; without it nothing is.
+    """
 
     def __init__(self, home: Home | None = None) -> None:
         self._home = home
@@ -131,17 +134,18 @@ class Engine:
         family = family_for(request.model)
         normalised = family.normalise(request)
         request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
-        plan = acceleration.decide(family, request, recorded_plan)
-        key = (family.name, str(family.folder), plan.identity)
+        run = _Run(request, family, StageClock(), on_progress, should_stop, previews)
+        run.clock.enter("loading")
+        run.tell()
+        # The first time this imports torch, which takes seconds: part of loading.
+        decision = acceleration.decide(family, request, recorded_plan)
+        key = (family.name, str(family.folder), decision.identity)
         kind = (*key, request.width, request.height, request.frames)
-        earlier = dict(self._earlier.get(kind, {}))
-        if self._loaded is not None and self._loaded.key == key:
-            earlier["load"] = 0.0
-        clock = StageClock(earlier)
-        run = _Run(request, family, clock, on_progress, should_stop, previews)
+        self._expect(run.clock, key, kind)
+        run.tell()
         failure: KinetileError | None = None
         try:
-            frames, report = self._frames(self._ready(key, plan, run), run)
+            frames, report = self._frames(self._ready(key, decision, run), run)
         except Stop:
             failure = Cancelled(f"Stopped while {run.place()}.")
         except KinetileError:
@@ -152,24 +156,28 @@ class Engine:
             # Raised here, outside the handler, so that it carries no traceback whose frames hold tensors.
             self._tidy(failure)
             raise failure
-        clock.leave()
-        timings = clock.timings()
-        self._earlier[kind] = timings
+        run.clock.leave()
+        timings = self._earlier[kind] = run.clock.timings()
         tokens = normalised.prompt_tokens
         counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
         fps = float(request.fps or family.defaults.fps)
-        return Clip(frames, fps, request, normalised.adjustments, plan.data, report, timings, counts)
+        return Clip(frames, fps, request, normalised.adjustments, decision.data, report, timings, counts)
 
-    def _ready(self, key: tuple[Any, ...], plan: "acceleration.Decision", run: "_Run") -> _Loaded:
+    def _expect(self, clock: StageClock, key: tuple[Any, ...], kind: tuple[Any, ...]) -> None:
+        """Reckon with the times of the last clip of this kind; a model that is loaded already takes none to load."""
+        earlier = dict(self._earlier.get(kind, {}))
+        if earlier and self._loaded is not None and self._loaded.key == key:
+            earlier["load"] = 0.0
+        clock.expect(earlier)
+
+    def _ready(self, key: tuple[Any, ...], decision: acceleration.Decision, run: "_Run") -> _Loaded:
         """The pipeline for `key`, loaded and accelerated; another one in memory is freed first."""
-        run.clock.enter("loading")
-        run.tell()
         if self._loaded is not None and self._loaded.key == key:
             return self._loaded
         self.close()
         assert run.family.folder is not None, "decide refuses a model that is not on this machine"
-        pipeline = loading.load_pipeline(run.family.folder, plan.dtypes, run.on_component)
-        engaged = acceleration.engage(pipeline, plan)
+        pipeline = loading.load_pipeline(run.family.folder, decision.dtypes, run.on_component)
+        engaged = acceleration.engage(pipeline, decision)
         self._loaded = _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged)
         return self._loaded
 
@@ -200,7 +208,7 @@ class Engine:
         pipeline, request, clock = loaded.pipeline, run.request, run.clock
         pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
         loaded.engaged.begin_clip()
-        colours = (lambda: _colours(loaded)) if run.previews else None
+        colours = (lambda: self._colours(loaded, run.family)) if run.previews else None
         watcher = Watcher(
             pipeline,
             clock,
@@ -225,6 +233,16 @@ class Engine:
         clock.advance(clock.position[1])
         run.tell()
         return frames
+
+    def _colours(self, loaded: _Loaded, family: Family) -> LatentColours | None:
+        """The preview's colours of the loaded VAE, made when first wanted; None for a VAE that has no such latents."""
+        if loaded.colours is None and family.folder is not None:
+            try:
+                cache = None if self._home is None else self._home.cache
+                loaded.colours = LatentColours.of(loaded.pipeline.vae, family.folder / "vae", cache)
+            except (ValueError, CannotRunError):
+                return None
+        return loaded.colours
 
     def _tidy(self, failure: KinetileError) -> None:
         """After a clip that was not finished: memory back; after running out of it, the model goes too."""
@@ -287,16 +305,6 @@ def _found(error: NonFiniteError, steps: int) -> str:
     return f"{error.what[:1].upper()}{error.what[1:]} " + (
         f"at step {error.step} of {steps}" if error.step else "after decoding"
     )
-
-
-def _colours(loaded: _Loaded) -> LatentColours | None:
-    """The preview's colours of the loaded VAE, fitted when first wanted; None for a VAE that has no such latents."""
-    if loaded.colours is None:
-        try:
-            loaded.colours = LatentColours.fit(loaded.pipeline.vae)
-        except ValueError:
-            return None
-    return loaded.colours
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -27,6 +27,9 @@ from app.paths import Home, home
 from app.presets import FIRST, NamedRequest, encode_code, read_source
 from app.render import Job, Rendered, render, versions
 
+MAX_PROBLEMS = 20
+"""Most mistakes told at once."""
+
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, Cancelled.exit_code
 
 State = Literal["waiting", "done", "failed", "cancelled"]
@@ -127,16 +130,20 @@ def _run(
     """The clips, what kept the batch from beginning, and the exit code."""
     outcomes, problems = prepare(sources or [FIRST], settings)
     if problems:
-        for problem in problems:
+        # The same mistake on every line of a batch would hide the others.
+        for problem in problems[:MAX_PROBLEMS]:
             complain(problem, err)
+        if len(problems) > MAX_PROBLEMS:
+            complain(UsageError(f"... and {len(problems) - MAX_PROBLEMS} more sources with mistakes."), err)
         return [], problems, problems[0].exit_code
     folder = settings.out or settings.home.outputs
     try:
-        _check_machine(outcomes, folder)
+        _check_disk_and_encoder(outcomes, folder)
+        _announce(outcomes, folder, reporter)
+        _choose_accelerators(outcomes, reporter)
     except KinetileError as error:
         complain(error, err)
         return outcomes, [error], error.exit_code
-    _announce(outcomes, folder, reporter)
     if settings.dry_run:
         reporter.say("Dry run: nothing was made.")
         return outcomes, [], EXIT_OK
@@ -200,40 +207,60 @@ def _other_versions(metadata: Any) -> list[str]:
     return [f"It was made with {', '.join(other)}: the pixels may differ slightly."] if other else []
 
 
-def _check_machine(outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Raise what would otherwise be found after minutes of work; note what a recorded plan can't have here."""
+def _check_disk_and_encoder(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Raise now what would otherwise be found after minutes of work."""
     video.check_encoder()
     needed = 0
     for outcome in outcomes:
         request = outcome.job.request
         needed += video.space_needed(int(request.width or 0), int(request.height or 0), int(request.frames or 0))
     outputs.check_space(folder, needed)
-    for outcome in outcomes:
-        request = outcome.job.request
-        decision = acceleration.decide(family_for(request.model), request, outcome.job.recorded_plan)
-        outcome.accelerators = acceleration.summary(decision.data)
-        outcome.notes += decision.differences
 
 
 def _announce(outcomes: Sequence[Outcome], folder: Path, reporter: Reporter) -> None:
-    """What will be made, and above all what not as asked."""
-    clips = "1 clip" if len(outcomes) == 1 else f"{len(outcomes)} clips"
-    reporter.say(f"Making {clips} in {folder}")
-    said: set[tuple[str, ...]] = set()
+    """What will be made, and above all what not as asked; said once per source where its clips differ by seed only."""
+    reporter.say(f"Making {_clips(len(outcomes))} in {folder}")
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        request = outcome.job.request
-        lines = [f"adjusted: {item.reason}" for item in outcome.job.adjustments] + [f"note: {n}" for n in outcome.notes]
-        if not request.prompt.strip():
+        lines = [f"adjusted: {item.reason}" for item in outcome.job.adjustments]
+        lines += [f"note: {note}" for note in outcome.notes]
+        if not outcome.job.request.prompt.strip():
             lines.append("note: The prompt is empty, so the clip is made unconditionally, without guidance.")
-        if (key := (outcome.origin, *lines)) in said:
-            continue
-        said.add(key)
+        groups.setdefault((outcome.origin, outcome.job.name, *lines), []).append(outcome)
+    for (_, name, *lines), members in groups.items():
+        request = members[0].job.request
+        seeds = f"seed {request.seed}" + (f" to {members[-1].job.request.seed}" if len(members) > 1 else "")
         reporter.say(
-            f"{outcome.job.name}: {request.width}x{request.height}, {request.frames} frames at {request.fps:g} fps, "
-            f"{request.steps} steps, guidance {request.guidance:g}, seed {request.seed}; {outcome.accelerators}"
+            f"{name}: {request.width}x{request.height}, {request.frames} frames at {request.fps:g} fps, "
+            f"{request.steps} steps, guidance {request.guidance:g}, {seeds}"
         )
         for line in lines:
             reporter.say(f"  {line}")
+
+
+def _choose_accelerators(outcomes: Sequence[Outcome], reporter: Reporter) -> None:
+    """The plan of every clip. Raises CannotRunError for a forced one that can't run; says what a recorded one can't
+    have.
+    """
+    reporter.say("Looking at the machine and the model")
+    known: dict[Any, acceleration.Decision] = {}
+    said: set[str] = set()
+    for outcome in outcomes:
+        request, recorded = outcome.job.request, outcome.job.recorded_plan
+        key = (request.model, request.width, request.height, request.frames, request.accel, id(recorded))
+        decision = known.get(key)
+        if decision is None:
+            decision = known[key] = acceleration.decide(family_for(request.model), request, recorded)
+        outcome.accelerators = acceleration.summary(decision.data)
+        outcome.notes += decision.differences
+        for line in (f"Accelerators: {outcome.accelerators}", *(f"  note: {note}" for note in decision.differences)):
+            if line not in said:
+                reporter.say(line)
+                said.add(line)
+
+
+def _clips(count: int) -> str:
+    return "1 clip" if count == 1 else f"{count:,} clips"
 
 
 def _make_all(

@@ -1,5 +1,6 @@
 """Ctrl-C in two strengths: the first one asks for a stop at the next safe place, the second one stops at once."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -35,4 +36,6 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._on_first()
+        # A stream may be in the middle of a line and refuse another one: the stop counts more than its announcement.
+        with contextlib.suppress(RuntimeError):
+            self._on_first()

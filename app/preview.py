@@ -12,6 +12,11 @@ Two pieces, neither of which runs the VAE's decoder:
 Nothing here touches a random generator or the latents, so a clip with previews is bit-equal to one without.
 """
 
+import contextlib
+import hashlib
+import os
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,13 +60,13 @@ class CleanEstimate:
 class LatentColours:
     """The linear map from latents to colours of one VAE.
 
-    `factors` is float64 (channels + 1, patch * patch * 3); its last row is the offset. RGB is in 0..1.
+    `factors` is (channels + 1, patch * patch * 3); its last row is the offset. RGB is in 0..1.
     """
 
-    def __init__(self, factors: npt.NDArray[np.float64], patch: int) -> None:
+    def __init__(self, factors: npt.NDArray[np.floating[Any]], patch: int) -> None:
         if factors.shape[1] != patch * patch * 3:
             raise ValueError(f"factors have {factors.shape[1]} columns, a patch of {patch} needs {patch * patch * 3}")
-        self._factors = factors.astype(np.float32)
+        self._factors = np.asarray(factors, dtype=np.float32)
         self._patch = patch
 
     @classmethod
@@ -87,7 +92,28 @@ class LatentColours:
             rows.append(_as_rows(latents[0].float().cpu().numpy()))
             targets.append(_as_patches(clip, latents.shape[2:], patch))
         factors = np.linalg.lstsq(np.concatenate(rows), np.concatenate(targets), rcond=None)[0]
-        return cls(factors.astype(np.float64), patch)
+        return cls(factors, patch)
+
+    @classmethod
+    def of(cls, vae: Any, folder: Path, cache: Path | None) -> "LatentColours":
+        """The map of the VAE whose files lie in `folder`; fitted once and then kept in `cache`, as fitting takes a
+        second.
+
+        Raises ValueError as `fit` does. A cache that can't be read or written only costs the second again.
+        """
+        kept = None if cache is None else cache / f"preview-{_stamp(folder)}.npz"
+        if kept is not None:
+            unreadable = contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+            with unreadable, np.load(kept, allow_pickle=False) as stored:
+                return cls(stored["factors"], int(stored["patch"]))
+        made = cls.fit(vae)
+        if kept is not None:
+            with contextlib.suppress(OSError):
+                partial = kept.with_name(f"{kept.name}.{os.getpid()}.partial")
+                with partial.open("wb") as file:
+                    np.savez(file, factors=made._factors, patch=np.int64(made._patch))
+                os.replace(partial, kept)
+        return made
 
     def picture(self, latents: Any) -> Picture:
         """uint8 (latent frames, height * patch, width * patch, 3) from normalised latents (1, channels, latent
@@ -98,6 +124,12 @@ class LatentColours:
         rgb = (_as_rows(values) @ self._factors).reshape(frames, height, width, self._patch, self._patch, 3)
         rgb = rgb.transpose(0, 1, 3, 2, 4, 5).reshape(frames, height * self._patch, width * self._patch, 3)
         return np.round(np.clip(np.nan_to_num(rgb), 0, 1) * 255).astype(np.uint8)
+
+
+def _stamp(folder: Path) -> str:
+    """Another text for other weights: from the names, sizes and times of the files in `folder`."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())]
+    return hashlib.sha256(repr((files, _FIT_SIZE, _FIT_FRAMES, _FIT_CLIPS)).encode()).hexdigest()[:16]
 
 
 def _normalised(vae: Any, latents: Any) -> Any:

@@ -76,6 +76,10 @@ class StageClock:
         self._steps = 1
         self._fraction = 0.0
 
+    def expect(self, earlier: Mapping[str, float]) -> None:
+        """From now on reckon with the timings of `earlier`."""
+        self._earlier = dict(earlier)
+
     @property
     def stage(self) -> Stage | None:
         """The stage that is running."""
