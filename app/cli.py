@@ -137,9 +137,15 @@ def _page(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from accel import doctor
+    from accel import AccelError, Preferences, doctor
 
-    return doctor.main(as_json=options.as_json)
+    wishes = dict(item.removeprefix("accel.").split("=", 1) for item in _accel_assignments(options.accel))
+    try:
+        return doctor.main(as_json=options.as_json, preferences=Preferences(**wishes))
+    except TypeError as error:
+        raise UsageError(f"--accel {','.join(options.accel)}: there is no such setting ({error}).") from error
+    except AccelError as error:
+        raise CannotRunError(f"{error}.") from error
 
 
 def _accel_assignments(groups: Sequence[str]) -> list[str]:

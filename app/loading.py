@@ -1,12 +1,14 @@
 """Load a model's folder (diffusers layout) into a pipeline, one component at a time.
 
-diffusers loads all components in one call that can be neither watched nor stopped. Here each component of
-`model_index.json` is loaded by its own class and then handed to `DiffusionPipeline.from_pretrained`, so that loading
-tells how far it is and a cancel acts between components. Only safetensors weights are read, and nothing is fetched: a
-model lies complete on the disk or is refused.
+diffusers loads all components in one call that can be neither watched nor stopped, and that loads an optional
+component (Wan's transformer is one) even when it is handed over. Here each component of `model_index.json` is loaded
+by its own class and the pipeline is put together from them, so that loading tells how far it is and a cancel acts
+between components. Only safetensors weights are read, and nothing is fetched: a model lies complete on the disk or is
+refused.
 """
 
 import importlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -17,8 +19,6 @@ from safetensors import SafetensorError
 
 from app.errors import CannotRunError
 
-# Weights live in these libraries; everything else (schedulers, pipeline modules) is small and left to diffusers.
-_LIBRARIES = ("diffusers", "transformers")
 # What the libraries raise over files that are missing, cut short or not theirs.
 _BROKEN = (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError, TypeError, SafetensorError)
 
@@ -74,7 +74,6 @@ def load_pipeline(
     when the folder is not a whole model.
     """
     import torch
-    from diffusers import DiffusionPipeline
 
     quieten()
     components = components_of(folder)
@@ -82,11 +81,14 @@ def load_pipeline(
     on_component(0, len(components))
     try:
         for done, (name, (library, kind)) in enumerate(components.items(), start=1):
-            if library in _LIBRARIES:
+            factory, place = _factory(library, kind), str(folder / name)
+            if _has_weights(factory):
                 dtype = getattr(torch, dtypes.get(name, dtypes.get("default", "float32")))
-                loaded[name] = _load_component(folder, name, library, kind, dtype)
+                loaded[name] = factory.from_pretrained(place, dtype=dtype, use_safetensors=True, local_files_only=True)
+            else:
+                loaded[name] = factory.from_pretrained(place, local_files_only=True)
             on_component(done, len(components))
-        pipeline = DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **loaded)
+        pipeline = _assemble(folder, loaded)
     except _BROKEN as error:
         if "alloc" in str(error):  # too little memory is no fault of the model's files
             raise
@@ -102,34 +104,50 @@ def skeleton(folder: Path) -> Any:
     Raises CannotRunError as `load_pipeline` does.
     """
     import torch
-    from diffusers import DiffusionPipeline
     from transformers import AutoConfig
 
     quieten()
-    shapes: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     try:
-        with torch.device("meta"):
-            for name, (library, kind) in components_of(folder).items():
-                factory: Any = getattr(importlib.import_module(library), kind) if library in _LIBRARIES else None
-                if not hasattr(factory, "forward"):
-                    continue
+        for name, (library, kind) in components_of(folder).items():
+            factory, place = _factory(library, kind), str(folder / name)
+            if not _has_weights(factory):
+                made[name] = factory.from_pretrained(place, local_files_only=True)
+                continue
+            with torch.device("meta"):
                 if library == "transformers":
-                    shapes[name] = factory(AutoConfig.from_pretrained(str(folder / name), local_files_only=True))
+                    made[name] = factory(AutoConfig.from_pretrained(place, local_files_only=True))
                 else:
-                    shapes[name] = factory.from_config(factory.load_config(str(folder / name), local_files_only=True))
-        return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **shapes)
+                    made[name] = factory.from_config(factory.load_config(place, local_files_only=True))
+        return _assemble(folder, made)
     except _BROKEN as error:
         raise _broken(folder, error) from error
+
+
+def _factory(library: str, kind: str) -> Any:
+    """The class of a component; diffusers keeps some in the module of their pipeline, and names that as the library."""
+    known = library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}"
+    return getattr(importlib.import_module(known), kind)
+
+
+def _has_weights(factory: Any) -> bool:
+    return hasattr(factory, "forward")
+
+
+def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:
+    """The pipeline that the index names, from its components, the parts it can do without, and its own settings."""
+    import diffusers
+
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    kind = getattr(diffusers, index["_class_name"])
+    known = inspect.signature(kind.__init__).parameters
+    absent = {name: None for name, value in index.items() if value == [None, None]}
+    settings = {name: value for name, value in index.items() if name in known and not isinstance(value, list)}
+    pipeline = kind(**{**absent, **settings, **components})
+    pipeline.register_to_config(_name_or_path=str(folder))
+    return pipeline
 
 
 def _broken(folder: Path, error: Exception) -> CannotRunError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return CannotRunError(f"The model in {folder} can't be loaded ({reason}): fetch the model again.")
-
-
-def _load_component(folder: Path, name: str, library: str, kind: str, dtype: Any) -> Any:
-    factory = getattr(importlib.import_module(library), kind)
-    where = {"subfolder": name, "local_files_only": True}
-    if hasattr(factory, "forward"):
-        return factory.from_pretrained(str(folder), dtype=dtype, use_safetensors=True, **where)
-    return factory.from_pretrained(str(folder), **where)

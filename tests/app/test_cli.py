@@ -129,6 +129,29 @@ def test_ctrl_c_before_the_batch_has_its_code(
     assert capsys.readouterr().err == "Stopped.\n"
 
 
+def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from accel import AccelError, Preferences, doctor
+
+    seen: list[Preferences] = []
+
+    def report(as_json: bool, preferences: Preferences) -> int:
+        seen.append(preferences)
+        if preferences.vae == "fast":
+            raise AccelError("vae=fast can't be used here")
+        return 0
+
+    monkeypatch.setattr(doctor, "main", report)
+    assert cli.main(["--doctor"]) == 0
+    assert cli.main(["--doctor", "--accel", "dtype=float32,vae=stock"]) == 0
+    assert seen == [Preferences(), Preferences(dtype="float32", vae="stock")]
+    assert cli.main(["--doctor", "--accel", "vae=fast"]) == 3
+    assert cli.main(["--doctor", "--accel", "colour=red"]) == 2
+    assert [line[:20] for line in capsys.readouterr().err.splitlines()] == [
+        "vae=fast can't be us",
+        "--accel colour=red: ",
+    ]
+
+
 # -- in real processes ------------------------------------------------------------------------------------------------
 
 

@@ -428,14 +428,32 @@ def test_a_model_that_is_not_whole_is_said_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_loading_tells_each_component(tiny_folder: Path) -> None:  # noqa: F811
+def test_loading_tells_each_component_and_loads_it_once(
+    tiny_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from diffusers import DiffusionPipeline, WanTransformer3DModel
+
+    loads = []
+    load = WanTransformer3DModel.from_pretrained
+
+    def counted(place: str, **options: Any) -> Any:
+        loads.append(place)
+        return load(place, **options)
+
+    monkeypatch.setattr(WanTransformer3DModel, "from_pretrained", counted)
     seen: list[tuple[int, int]] = []
-    pipeline = loading.load_pipeline(
-        tiny_folder, {"default": "float32", "vae": "bfloat16"}, lambda *at: seen.append(at)
-    )
+    dtypes = {"default": "float32", "transformer": "bfloat16"}
+    pipeline = loading.load_pipeline(tiny_folder, dtypes, lambda *at: seen.append(at))
+    assert loads == [str(tiny_folder / "transformer")]
     assert seen == [(done, 5) for done in range(6)]
-    assert pipeline.vae.dtype == torch.bfloat16
-    assert pipeline.transformer.dtype == torch.float32
+    assert pipeline.transformer.dtype == torch.bfloat16
+    assert pipeline.vae.dtype == torch.float32
+    monkeypatch.undo()
+    stock = DiffusionPipeline.from_pretrained(str(tiny_folder))
+    assert type(pipeline) is type(stock)
+    assert dict(pipeline.config) == dict(stock.config)
+    assert set(pipeline.components) == set(stock.components)
 
 
 def test_pickled_weights_are_not_read(tiny_folder: Path, tmp_path: Path) -> None:  # noqa: F811
