@@ -54,7 +54,7 @@ class PackedLinears:
 
 
 def pack_linears(
-    component: nn.Module, backend: LinearBackend, tally: Counting, file: WeightsFile | None, rows: int = 0
+    component: nn.Module, backend: LinearBackend, tally: Counting, file: WeightsFile | None
 ) -> PackedLinears:
     """Pack every linear of `component` that `backend` takes, in place. On an error nothing stays packed."""
     result = PackedLinears()
@@ -73,7 +73,7 @@ def pack_linears(
                 reason = "its weight is shared with a module that is no packable linear"
                 result.skipped.setdefault(reason, []).extend(name for name, _ in tied)
                 continue
-            _pack(tied, backend, tally, file, rows, result)
+            _pack(tied, backend, tally, file, result)
     except BaseException:
         result.undo()
         raise
@@ -85,7 +85,6 @@ def _pack(
     backend: LinearBackend,
     tally: Counting,
     file: WeightsFile | None,
-    rows: int,
     result: PackedLinears,
 ) -> None:
     name, first = tied[0]
@@ -93,7 +92,7 @@ def _pack(
     original = None if backend.exact else Original(first.weight.data, file, f"{name}.weight")
     parameter = first._parameters["weight"]
     assert parameter is not None
-    packing = Packing(parameter, backend, rows, tally, original)
+    packing = Packing(parameter, backend, tally, original)
     result.packings.append(packing)
     for _, module in tied:
         pack_module(module, packing)

@@ -4,6 +4,7 @@ The class of the module is swapped, the module stays the same object. Its `weigh
 with the weight's shape and dtype but no storage, which unpacks when read and packs anew when written. So state dicts,
 saving, casts, peft's `weight.data += delta` and tied modules meet the original values, there is no second copy that
 could go stale, and packing twice is impossible: what is packed is always the unpacked weight.
+
 Deep copies and pickles of such a module are plain nn.Linears: packed formats can be neither copied nor pickled.
 """
 
@@ -30,12 +31,12 @@ class Packing:
     """
 
     def __init__(
-        self, parameter: nn.Parameter, backend: LinearBackend, rows: int, tally: Counting, original: Original | None
+        self, parameter: nn.Parameter, backend: LinearBackend, tally: Counting, original: Original | None
     ) -> None:
-        self.parameter, self.backend, self.rows, self.original = parameter, backend, rows, original
+        self.parameter, self.backend, self.original = parameter, backend, original
         self.shape, self.dtype = parameter.shape, parameter.dtype
         self.writes = 0
-        self.matrix: PackedMatrix = backend.pack(parameter.data, rows)
+        self.matrix: PackedMatrix = backend.pack(parameter.data)
         # weakly: a model that is dropped without remove() must free its slots
         read = weakref.WeakMethod(self.read)
         self.slot = LINEARS.add(LinearSlot(self.matrix, self.dtype, lambda: read()(), tally))  # type: ignore[misc]
@@ -57,7 +58,7 @@ class Packing:
         if weight.shape != self.shape:
             raise RuntimeError(f"a packed weight of shape {tuple(self.shape)} can't become {tuple(weight.shape)}")
         weight = weight.detach().to(self.dtype)
-        self.matrix = self.backend.pack(weight, self.rows)
+        self.matrix = self.backend.pack(weight)
         if self.original is not None:
             self.original.replace(weight)
         LINEARS[self.slot].matrix = self.matrix

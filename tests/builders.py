@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel.types import Choice, Machine, Plan, StagePlan
+from accel.types import Choice, Cores, CpuFacts, Flag, Machine, Memory, Package, Plan, Proof, StagePlan
 
 
-def wan(seed: int = 0, layers: int = 2) -> Any:
+def wan(seed: int = 0) -> Any:
     """A whole text-to-video WanPipeline: heads 2 x 32, linears 32 to 384 wide, a VAE of 2x in time."""
     import torch
 
@@ -218,6 +218,20 @@ def plan(
     )
 
 
-def proved(machine: Machine, task: str) -> str:
-    """The reason to skip a test that needs the real run `task`; empty when it ran here."""
-    return machine.why_unproved(task)
+def machine(*proofs: str, flags: tuple[str, ...] = (), operators: tuple[str, ...] = ()) -> Machine:
+    """A two-core x86 machine on which `proofs` ran and were right, that has the CPU `flags` and, if `operators` are
+    named, an sgl_kernel that registers them."""
+    package = Package("sgl_kernel", "sglang-kernel-cpu", "0.1", "cpu", True, "imports", operators)
+    return Machine(
+        system="Linux",
+        arch="x86_64",
+        python="3.11",
+        cpu=CpuFacts("Intel", "a Xeon", {flag: Flag(True, True, "a test says so", "test") for flag in flags}),
+        cores=Cores(2, 2, 2, "two"),
+        memory=Memory(2**34, 2**34, "16 GiB"),
+        numa=(),
+        gpus=(),
+        packages={"sgl_kernel": package} if operators else {},
+        overrides=(),
+        proofs={name: Proof(True, "ran and was right") for name in proofs},
+    )

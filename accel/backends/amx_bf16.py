@@ -81,5 +81,5 @@ class AmxBf16:
             return f"kept in {dtype} by the model"
         return "" if out_features % OUTER == 0 else f"{out_features} outputs are no multiple of {OUTER}"
 
-    def pack(self, weight: torch.Tensor, rows: int) -> PackedMatrix:
+    def pack(self, weight: torch.Tensor) -> PackedMatrix:
         return SglMatrix(weight)

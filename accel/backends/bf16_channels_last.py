@@ -2,7 +2,7 @@
 
 For CPUs with AVX512_BF16 or AMX; elsewhere bf16 convolutions are 30 to 40 times slower than fp32. Measured on 16 vCPU
 of Emerald Rapids: a 96-channel conv3d over 5x240x416 in 61 ms, against 110 ms of contiguous bf16 and 289 ms of fp32;
-on 2 cores of Zen 4: a Wan VAE of base width 32 decodes in 1.0 s, against 1.9 s of direct fp32 and 3.2 s of stock fp32.
+on 2 cores of Zen 4 a Wan VAE of base width 32 decodes in 1.0 s, against 1.9 s of direct fp32 and 3.2 s of stock fp32.
 """
 
 from __future__ import annotations

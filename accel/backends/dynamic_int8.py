@@ -77,5 +77,5 @@ class DynamicInt8:
             return f"{out_features} x {in_features} is too small to gain from int8"
         return ""
 
-    def pack(self, weight: torch.Tensor, rows: int) -> PackedMatrix:
+    def pack(self, weight: torch.Tensor) -> PackedMatrix:
         return DynamicInt8Matrix(weight)

@@ -2,9 +2,9 @@
 
 Needs AVX512_BF16 or AMX. The packed tensor unpacks bit for bit (`to_dense`), so it replaces the weight in memory.
 With an inner dimension that is no multiple of 32, AMX products have let NaN from one row leak into others: such
-weights and their inputs are padded with zeros, which changes no result. Measured on 16 vCPU of Emerald Rapids:
-7800x8960x1536 in 53 ms
-against 57 ms of plain bf16 and 230 ms of fp32; on 2 cores of Zen 4: 1008x384x1536 in 2.7 ms, 3.0 ms, 6.2 ms.
+weights and their inputs are padded with zeros, which changes no result.
+Measured on 16 vCPU of Emerald Rapids: 7800x8960x1536 in 53 ms against 57 ms of plain bf16 and 230 ms of fp32; on 2
+cores of Zen 4: 1008x384x1536 in 2.7 ms, 3.0 ms and 6.2 ms.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ INNER = 32
 
 
 class OneDnnMatrix:
-    def __init__(self, weight: torch.Tensor, rows: int) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         import torch
         import torch.nn.functional as F
 
         self.out_features, self.in_features = weight.shape
         self.padding = pad_to(self.in_features, INNER) - self.in_features
         padded = F.pad(weight, (0, self.padding)) if self.padding else weight.contiguous()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(padded, rows or None)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(padded)
         self.nbytes = padded.numel() * padded.element_size()
 
     def run(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -62,5 +62,5 @@ class OneDnnBf16:
     def why_not_weight(self, out_features: int, in_features: int, dtype: str) -> str:
         return "" if dtype == "bfloat16" else f"kept in {dtype} by the model"
 
-    def pack(self, weight: torch.Tensor, rows: int) -> PackedMatrix:
-        return OneDnnMatrix(weight, rows)
+    def pack(self, weight: torch.Tensor) -> PackedMatrix:
+        return OneDnnMatrix(weight)

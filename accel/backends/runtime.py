@@ -72,8 +72,8 @@ class LinearBackend(Backend, Protocol):
         """Why a weight of this shape and dtype ("bfloat16") stays as it is, as one sentence; empty when it packs."""
         ...
 
-    def pack(self, weight: torch.Tensor, rows: int) -> PackedMatrix:
-        """Pack (out_features, in_features); `rows` is the expected row count of the input, 0 when unknown."""
+    def pack(self, weight: torch.Tensor) -> PackedMatrix:
+        """Pack a weight of (out_features, in_features) that `why_not_weight` had nothing against."""
         ...
 
 

@@ -309,6 +309,23 @@ def test_weights_can_be_read_and_written_while_packed(settings: dict[str, str]) 
 
 
 @plans
+def test_the_packed_copy_replaces_the_weight_in_memory(settings: dict[str, str], tmp_path: Path) -> None:
+    from diffusers import DiffusionPipeline
+
+    builders.wan().save_pretrained(tmp_path)
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path)
+    installation = install(pipeline, builders.plan(**settings))
+    linears = installation.linears["transformer"]
+    assert linears.packings
+    assert sum(packing.parameter.untyped_storage().nbytes() for packing in linears.packings) == 0
+    assert linears.kept_bytes == 0
+    elements = sum(packing.shape.numel() for packing in linears.packings)
+    print(f"{elements} elements in {sum(packing.matrix.nbytes for packing in linears.packings)} bytes")
+    assert sum(packing.matrix.nbytes for packing in linears.packings) < 2.5 * elements
+    installation.remove()
+
+
+@plans
 def test_moving_to_where_it_is_works_and_casting_is_refused(settings: dict[str, str]) -> None:
     pipeline = builders.wan()
     installation = install(pipeline, builders.plan(**settings))
@@ -430,12 +447,12 @@ def test_a_step_that_fails_leaves_the_pipeline_as_it_was(monkeypatch: pytest.Mon
     before = bits(pipeline)
     stock = DynamicInt8.pack
 
-    def pack(self: Any, weight: torch.Tensor, rows: int) -> Any:
+    def pack(self: Any, weight: torch.Tensor) -> Any:
         nonlocal count
         count += 1
         if count == 5:
             raise MemoryError("no memory left")
-        return stock(self, weight, rows)
+        return stock(self, weight)
 
     monkeypatch.setattr(DynamicInt8, "pack", pack)
     with pytest.raises(AccelError, match="could not be put into WanPipeline: no memory left"):

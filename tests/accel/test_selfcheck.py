@@ -11,26 +11,8 @@ import torch
 from accel import backends, selfcheck
 from accel.backends.runtime import AttentionCall
 from accel.backends.sdpa import Sdpa, attend
-from accel.types import Cores, CpuFacts, Flag, Machine, Memory, Package, Proof
+from tests.builders import machine
 from tests.emulators import sgl_kernel_cpu as emulator
-
-
-def machine(*proofs: str, flags: tuple[str, ...] = (), operators: tuple[str, ...] = ()) -> Machine:
-    known = {flag: Flag(True, True, "a test says so", "test") for flag in flags}
-    package = Package("sgl_kernel", "sglang-kernel-cpu", "0.1", "cpu", True, "imports", operators)
-    return Machine(
-        system="Linux",
-        arch="x86_64",
-        python="3.11",
-        cpu=CpuFacts("Intel", "a Xeon", known),
-        cores=Cores(2, 2, 2, "two"),
-        memory=Memory(2**34, 2**34, "16 GiB"),
-        numa=(),
-        gpus=(),
-        packages={"sgl_kernel": package} if operators else {},
-        overrides=(),
-        proofs={name: Proof(True, "ran and was right") for name in proofs},
-    )
 
 
 class Wrong(Sdpa):

@@ -58,7 +58,7 @@ def test_sgl_linears_are_right_emulated(name: str) -> None:
 
 def pack(name: str, weight: torch.Tensor) -> Any:
     chosen: Any = backend("linear", name)
-    return chosen.pack(weight, 0)
+    return chosen.pack(weight)
 
 
 def any_bits(outs: int, ins: int, seed: int) -> torch.Tensor:
