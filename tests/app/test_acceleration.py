@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 import accel
 from app import acceleration, loading
 from app.acceleration import decide, summary
 from app.errors import CannotRunError, UsageError
 from app.models.base import Family
 from app.request import AccelPreferences, GenerationRequest
-from tests.app.tiny_family import tiny_family, tiny_folder  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def request_(tiny_family: Family) -> GenerationRequest:  # noqa: F811
+def request_(tiny_family: Family) -> GenerationRequest:
     return tiny_family.normalise(GenerationRequest(prompt="a red ball", width=64, height=64, frames=5)).request
 
 
@@ -31,19 +28,19 @@ def wishing(request: GenerationRequest, **wishes: str) -> GenerationRequest:
     return request.model_copy(update={"accel": AccelPreferences(**wishes)})
 
 
-def test_a_plan_needs_no_weights(tiny_family: Family, request_: GenerationRequest, tmp_path: Path) -> None:  # noqa: F811
+def test_a_plan_needs_no_weights(tiny_family: Family, request_: GenerationRequest, tmp_path: Path) -> None:
     assert tiny_family.folder is not None
     folder = tmp_path / "model"
     shutil.copytree(tiny_family.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     assert decide(tiny_family.with_folder(folder), request_) == decide(tiny_family, request_)
 
 
-def test_a_model_is_described_alike_before_and_after_loading(tiny_folder: Path) -> None:  # noqa: F811
+def test_a_model_is_described_alike_before_and_after_loading(tiny_folder: Path) -> None:
     loaded = accel.traits_of(loading.load_pipeline(tiny_folder, {}), width=64, height=64, frames=5)
     assert acceleration.traits(tiny_folder, 64, 64, 5) == loaded
 
 
-def test_threads_are_set_before_torch_is_imported(tiny_folder: Path) -> None:  # noqa: F811
+def test_threads_are_set_before_torch_is_imported(tiny_folder: Path) -> None:
     code = f"""if True:
         import os, sys
         from pathlib import Path
@@ -62,21 +59,21 @@ def test_threads_are_set_before_torch_is_imported(tiny_folder: Path) -> None:  #
     assert done.stdout.strip() == "PASSIVE True"
 
 
-def test_settings_that_do_not_exist_are_bad_usage(tiny_family: Family, request_: GenerationRequest) -> None:  # noqa: F811
+def test_settings_that_do_not_exist_are_bad_usage(tiny_family: Family, request_: GenerationRequest) -> None:
     for wishes in ({"attention": "fast"}, {"linear": "fast"}, {"dtype": "int3"}, {"cache": "big"}, {"offload": "disk"}):
         ((name, value),) = wishes.items()
         with pytest.raises(UsageError, match=f"{name}.*{value}"):
             decide(tiny_family, wishing(request_, **wishes))
 
 
-def test_settings_that_cannot_be_here_are_not(tiny_family: Family, request_: GenerationRequest) -> None:  # noqa: F811
+def test_settings_that_cannot_be_here_are_not(tiny_family: Family, request_: GenerationRequest) -> None:
     with pytest.raises(CannotRunError, match="float16"):
         decide(tiny_family, wishing(request_, dtype="float16"))
     with pytest.raises(CannotRunError, match="not on this machine"):
         decide(replace(tiny_family, folder=None), request_)
 
 
-def test_a_recorded_plan_is_engaged_again(tiny_family: Family, request_: GenerationRequest) -> None:  # noqa: F811
+def test_a_recorded_plan_is_engaged_again(tiny_family: Family, request_: GenerationRequest) -> None:
     plain = wishing(
         request_, attention="sdpa", linear="stock", text_encoder_linear="stock", vae="stock", dtype="float32"
     )
@@ -87,7 +84,7 @@ def test_a_recorded_plan_is_engaged_again(tiny_family: Family, request_: Generat
 
 
 def test_what_a_recorded_plan_cannot_have_is_said_and_the_rest_kept(
-    tiny_family: Family,  # noqa: F811
+    tiny_family: Family,
     request_: GenerationRequest,
 ) -> None:
     recorded = decide(tiny_family, wishing(request_, dtype="float32", vae="stock")).data
@@ -102,14 +99,14 @@ def test_what_a_recorded_plan_cannot_have_is_said_and_the_rest_kept(
 
 
 def test_a_wish_of_the_clip_that_cannot_run_here_does_not_stop_its_replay(
-    tiny_family: Family,  # noqa: F811
+    tiny_family: Family,
     request_: GenerationRequest,
 ) -> None:
     recorded = decide(tiny_family, request_).data
     assert decide(tiny_family, wishing(request_, dtype="float16"), recorded).differences == ()
 
 
-def test_summary_names_what_is_not_plain_pytorch(tiny_family: Family, request_: GenerationRequest) -> None:  # noqa: F811
+def test_summary_names_what_is_not_plain_pytorch(tiny_family: Family, request_: GenerationRequest) -> None:
     plan = decide(tiny_family, wishing(request_, dtype="float32", vae="stock", attention="sdpa", linear="stock")).data
     assert summary(plan) == "float32, stock PyTorch"
     stages = {stage["stage"]: stage for stage in plan["stages"]}

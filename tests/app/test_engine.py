@@ -5,50 +5,22 @@ import itertools
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from app import loading  # noqa: E402
-from app.calling import SCHEDULERS, scheduler_for, to_frames  # noqa: E402
-from app.engine import Engine, Frames  # noqa: E402
-from app.errors import Cancelled, CannotRunError, JobFailedError, UsageError  # noqa: E402
-from app.models import all_families  # noqa: E402
-from app.models.base import Family  # noqa: E402
-from app.progress import STAGES, Progress  # noqa: E402
-from app.request import AccelPreferences, GenerationRequest  # noqa: E402
-from tests.app.tiny_family import tiny_family, tiny_folder  # noqa: E402, F401
-
-REQUEST = GenerationRequest(prompt="a red ball", width=64, height=64, frames=5, steps=3, seed=7)
-
-PLAIN = AccelPreferences(attention="sdpa", linear="stock", text_encoder_linear="stock", vae="stock", dtype="float32")
-
-
-@pytest.fixture
-def engine(tiny_family: Family) -> Iterator[Engine]:  # noqa: F811
-    with Engine() as made:
-        yield made
-
-
-@pytest.fixture
-def clean(engine: Engine) -> Frames:
-    """What REQUEST gives when nothing went wrong before."""
-    return engine.generate(REQUEST).frames
-
-
-def pipeline_of(engine: Engine) -> Any:
-    assert engine._loaded is not None
-    return engine._loaded.pipeline
-
-
-def hooks_of(pipeline: Any) -> int:
-    parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
-    return sum(len(module._forward_pre_hooks) for part in parts for module in part.modules())
+from app import loading
+from app.calling import SCHEDULERS, to_frames
+from app.engine import Engine, Frames
+from app.errors import Cancelled, UsageError
+from app.models import all_families
+from app.models.base import Family
+from app.progress import STAGES, Progress
+from tests.app.engines import PLAIN, REQUEST, hooks_of, pipeline_of
 
 
 class StopWhen:
@@ -68,7 +40,7 @@ class StopWhen:
 # -- the same bytes ---------------------------------------------------------------------------------------------------
 
 
-def test_same_request_same_bytes_and_another_seed_others(engine: Engine, clean: Frames, tiny_family: Family) -> None:  # noqa: F811
+def test_same_request_same_bytes_and_another_seed_others(engine: Engine, clean: Frames, tiny_family: Family) -> None:
     assert clean.dtype == np.uint8
     assert clean.shape == (5, 64, 64, 3)
     assert np.array_equal(clean, engine.generate(REQUEST).frames)
@@ -78,7 +50,7 @@ def test_same_request_same_bytes_and_another_seed_others(engine: Engine, clean: 
 
 
 @pytest.fixture(scope="module")
-def bare(tiny_folder: Path) -> Frames:  # noqa: F811
+def bare(tiny_folder: Path) -> Frames:
     """REQUEST by a diffusers script of four lines, in float32."""
     from diffusers import DiffusionPipeline
 
@@ -256,216 +228,6 @@ def test_cancel_acts_within_a_step(engine: Engine, clean: Frames) -> None:
 def test_cancel_asked_before_it_began(engine: Engine, clean: Frames) -> None:
     with pytest.raises(Cancelled):
         engine.generate(REQUEST, should_stop=lambda: True)
-
-
-# -- failures ---------------------------------------------------------------------------------------------------------
-
-
-class SpoilStep:
-    """A scheduler's step that gives NaN at one step, as often as told."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
-        self.left, self.step, self.calls = times, step, 0
-        make = scheduler_for
-
-        def spoiled(request: GenerationRequest, config: dict[str, Any]) -> Any:
-            scheduler = make(request, config)
-            original, self.calls = scheduler.step, 0
-
-            def step(*arguments: Any, **options: Any) -> Any:
-                self.calls += 1
-                result = original(*arguments, **options)
-                if self.calls == self.step and self.left:
-                    self.left -= 1
-                    result[0][..., 0] = float("nan")
-                return result
-
-            scheduler.step = step
-            return scheduler
-
-        monkeypatch.setattr("app.engine.scheduler_for", spoiled)
-
-
-def force_accelerated(monkeypatch: pytest.MonkeyPatch, value: bool) -> None:
-    monkeypatch.setattr("app.acceleration.Engaged.accelerated", property(lambda self: value))
-
-
-def test_nan_is_retried_once_on_the_reference_backends(
-    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_accelerated(monkeypatch, True)
-    SpoilStep(monkeypatch, step=3, times=1)
-    clip = engine.generate(REQUEST)
-    assert "at step 3 of 3" in clip.report["retried"]
-    assert clip.report["retried"].endswith("made again with the reference backends.")
-    again = engine.generate(REQUEST)
-    assert "retried" not in again.report
-    assert np.array_equal(clean, again.frames), "the accelerators are back as they were"
-
-
-@pytest.mark.parametrize("accelerated", [True, False])
-def test_nan_that_stays_fails_the_clip_by_step_and_backend(
-    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, accelerated: bool
-) -> None:
-    force_accelerated(monkeypatch, accelerated)
-    with monkeypatch.context() as spoiled:
-        spoil = SpoilStep(spoiled, step=2, times=9)
-        with pytest.raises(JobFailedError, match=r"at step 2 of 3, with .*no clip was saved") as caught:
-            engine.generate(REQUEST)
-        assert spoil.left == (7 if accelerated else 8), "one retry, and none where there is nothing else to try"
-        assert ("reference backends again" in str(caught.value)) == accelerated
-    assert np.array_equal(clean, engine.generate(REQUEST).frames)
-
-
-@pytest.mark.parametrize("value", [0.5, float("nan")])
-def test_frames_that_are_no_picture_fail_the_clip(
-    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, value: float
-) -> None:
-    force_accelerated(monkeypatch, False)
-    processor = type(pipeline_of(engine).video_processor)
-    with monkeypatch.context() as spoiled:
-        spoiled.setattr(processor, "postprocess_video", lambda self, video, **_: torch.full((1, 5, 3, 64, 64), value))
-        with pytest.raises(JobFailedError, match="after decoding"):
-            engine.generate(REQUEST)
-    assert np.array_equal(clean, engine.generate(REQUEST).frames)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
-    ],
-)
-def test_running_out_of_memory_frees_the_model_and_the_next_clip_works(
-    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    alive = weakref.ref(pipeline_of(engine).transformer)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as spoiled:
-        spoiled.setattr(type(pipeline_of(engine).vae), "decode", fail)
-        with pytest.raises(JobFailedError, match=r"Out of memory while decoding \(64x64, 5 frames\): try") as caught:
-            engine.generate(REQUEST)
-    error.__traceback__ = None
-    gc.collect()
-    assert alive() is None, "a failed clip must not hold the model"
-    assert "decode" in caught.value.detail  # type: ignore[attr-defined]
-    assert np.array_equal(clean, engine.generate(REQUEST).frames)
-
-
-def test_an_error_nobody_foresaw_is_one_sentence_with_its_place(
-    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("the wheel came off\nand rolled away")
-
-    with monkeypatch.context() as spoiled:
-        spoiled.setattr(type(pipeline_of(engine).text_encoder), "forward", fail)
-        with pytest.raises(JobFailedError) as caught:
-            engine.generate(REQUEST)
-    assert str(caught.value) == "The clip failed while reading the prompt (64x64, 5 frames): the wheel came off"
-    assert hooks_of(pipeline_of(engine)) == 0
-    assert np.array_equal(clean, engine.generate(REQUEST).frames)
-
-
-def test_what_a_listener_raises_passes_through_and_leaves_no_hooks(engine: Engine, clean: Frames) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.stage == "denoising":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(REQUEST, interrupt)
-    assert hooks_of(pipeline_of(engine)) == 0
-    assert np.array_equal(clean, engine.generate(REQUEST).frames)
-
-
-def test_two_clips_at_once_are_refused(engine: Engine) -> None:
-    refused: list[str] = []
-
-    def intrude(progress: Progress) -> None:
-        if progress.stage == "denoising" and not refused:
-            with pytest.raises(JobFailedError) as caught:
-                engine.generate(REQUEST)
-            refused.append(str(caught.value))
-
-    engine.generate(REQUEST, intrude)
-    assert refused == ["The engine is already making a clip: wait for it, or use a second engine."]
-
-
-# -- models that are not whole ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda folder: (folder / "model_index.json").unlink(), "has no model_index.json"),
-        (lambda folder: (folder / "model_index.json").write_text("{"), "can't be read"),
-        (lambda folder: (folder / "vae").rename(folder / "gone"), "lacks vae"),
-        (lambda folder: (folder / "vae" / "config.json").unlink(), "can't be loaded"),
-        (
-            lambda folder: (folder / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"12345678"),
-            "can't be loaded",
-        ),
-    ],
-)
-def test_a_model_that_is_not_whole_is_said_in_one_sentence(
-    tiny_folder: Path,  # noqa: F811
-    tmp_path: Path,
-    damage: Callable[[Path], Any],
-    words: str,
-) -> None:
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_folder, folder)
-    damage(folder)
-    with pytest.raises(CannotRunError, match=words) as caught:
-        loading.load_pipeline(folder, {})
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_loading_tells_each_component_and_loads_it_once(
-    tiny_folder: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from diffusers import DiffusionPipeline, WanTransformer3DModel
-
-    loads = []
-    load = WanTransformer3DModel.from_pretrained
-
-    def counted(place: str, **options: Any) -> Any:
-        loads.append(place)
-        return load(place, **options)
-
-    monkeypatch.setattr(WanTransformer3DModel, "from_pretrained", counted)
-    seen: list[tuple[int, int]] = []
-    dtypes = {"default": "float32", "transformer": "bfloat16"}
-    pipeline = loading.load_pipeline(tiny_folder, dtypes, lambda *at: seen.append(at))
-    assert loads == [str(tiny_folder / "transformer")]
-    assert seen == [(done, 5) for done in range(6)]
-    assert pipeline.transformer.dtype == torch.bfloat16
-    assert pipeline.vae.dtype == torch.float32
-    monkeypatch.undo()
-    stock = DiffusionPipeline.from_pretrained(str(tiny_folder))
-    assert type(pipeline) is type(stock)
-    assert dict(pipeline.config) == dict(stock.config)
-    assert set(pipeline.components) == set(stock.components)
-
-
-def test_pickled_weights_are_not_read(tiny_folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_folder, folder)
-    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
-    torch.save(loading.load_pipeline(tiny_folder, {}).vae.state_dict(), weights.with_suffix(".bin"))
-    weights.unlink()
-    with pytest.raises(CannotRunError, match="can't be loaded"):
-        loading.load_pipeline(folder, {})
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------

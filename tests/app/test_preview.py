@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from app.preview import CleanEstimate, LatentColours  # noqa: E402
-from tests.app.tiny import build_tiny_pipeline  # noqa: E402
+from app.preview import CleanEstimate, LatentColours
+from tests.app.tiny import build_tiny_pipeline
 
 
 class TrueDenoiser:

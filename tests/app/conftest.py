@@ -1,0 +1,56 @@
+"""Fixtures of the studio's tests: a tiny model in the starter's place, an engine on it, a batch on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.engine import Engine, Frames
+from app.models import starter
+from app.models.base import Family
+from tests.app.batches import Batch
+from tests.app.engines import REQUEST
+from tests.app.tiny import save_tiny_pipeline
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pipeline on disk, made once for all tests."""
+    return save_tiny_pipeline(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def tiny_family(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """`starter` means the tiny pipeline while the test runs."""
+    family = starter.STARTER.with_folder(tiny_folder)
+    monkeypatch.setattr(starter, "FAMILIES", (family,))
+    return family
+
+
+@pytest.fixture
+def engine(tiny_family: Family) -> Iterator[Engine]:
+    with Engine() as made:
+        yield made
+
+
+@pytest.fixture
+def clean(engine: Engine) -> Frames:
+    """What REQUEST gives when nothing went wrong before."""
+    return engine.generate(REQUEST).frames
+
+
+@pytest.fixture
+def batch(tmp_path: Path, tiny_family: Family) -> Batch:
+    """Batches on the tiny pipeline, into a folder of their own."""
+    return Batch(tmp_path)
+
+
+@pytest.fixture
+def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that uses this must end before weights are read."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("app.loading.load_pipeline", fail)

@@ -1,0 +1,150 @@
+"""An engine whose clips fail: one sentence, nothing left behind, and the next clip as if nothing had happened."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.calling import scheduler_for
+from app.engine import Engine, Frames
+from app.errors import JobFailedError
+from app.progress import Progress
+from app.request import GenerationRequest
+from tests.app.engines import REQUEST, hooks_of, pipeline_of
+
+
+class SpoilStep:
+    """A scheduler's step that gives NaN at one step, as often as told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
+        self.left, self.step, self.calls = times, step, 0
+        make = scheduler_for
+
+        def spoiled(request: GenerationRequest, config: dict[str, Any]) -> Any:
+            scheduler = make(request, config)
+            original, self.calls = scheduler.step, 0
+
+            def step(*arguments: Any, **options: Any) -> Any:
+                self.calls += 1
+                result = original(*arguments, **options)
+                if self.calls == self.step and self.left:
+                    self.left -= 1
+                    result[0][..., 0] = float("nan")
+                return result
+
+            scheduler.step = step
+            return scheduler
+
+        monkeypatch.setattr("app.engine.scheduler_for", spoiled)
+
+
+def force_accelerated(monkeypatch: pytest.MonkeyPatch, value: bool) -> None:
+    monkeypatch.setattr("app.acceleration.Engaged.accelerated", property(lambda self: value))
+
+
+def test_nan_is_retried_once_on_the_reference_backends(
+    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_accelerated(monkeypatch, True)
+    SpoilStep(monkeypatch, step=3, times=1)
+    clip = engine.generate(REQUEST)
+    assert "at step 3 of 3" in clip.report["retried"]
+    assert clip.report["retried"].endswith("made again with the reference backends.")
+    again = engine.generate(REQUEST)
+    assert "retried" not in again.report
+    assert np.array_equal(clean, again.frames), "the accelerators are back as they were"
+
+
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_nan_that_stays_fails_the_clip_by_step_and_backend(
+    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, accelerated: bool
+) -> None:
+    force_accelerated(monkeypatch, accelerated)
+    with monkeypatch.context() as spoiled:
+        spoil = SpoilStep(spoiled, step=2, times=9)
+        with pytest.raises(JobFailedError, match=r"at step 2 of 3, with .*no clip was saved") as caught:
+            engine.generate(REQUEST)
+        assert spoil.left == (7 if accelerated else 8), "one retry, and none where there is nothing else to try"
+        assert ("reference backends again" in str(caught.value)) == accelerated
+    assert np.array_equal(clean, engine.generate(REQUEST).frames)
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_frames_that_are_no_picture_fail_the_clip(
+    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    force_accelerated(monkeypatch, False)
+    processor = type(pipeline_of(engine).video_processor)
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr(processor, "postprocess_video", lambda self, video, **_: torch.full((1, 5, 3, 64, 64), value))
+        with pytest.raises(JobFailedError, match="after decoding"):
+            engine.generate(REQUEST)
+    assert np.array_equal(clean, engine.generate(REQUEST).frames)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ],
+)
+def test_running_out_of_memory_frees_the_model_and_the_next_clip_works(
+    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    alive = weakref.ref(pipeline_of(engine).transformer)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr(type(pipeline_of(engine).vae), "decode", fail)
+        with pytest.raises(JobFailedError, match=r"Out of memory while decoding \(64x64, 5 frames\): try") as caught:
+            engine.generate(REQUEST)
+    error.__traceback__ = None
+    gc.collect()
+    assert alive() is None, "a failed clip must not hold the model"
+    assert "decode" in caught.value.detail  # type: ignore[attr-defined]
+    assert np.array_equal(clean, engine.generate(REQUEST).frames)
+
+
+def test_an_error_nobody_foresaw_is_one_sentence_with_its_place(
+    engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("the wheel came off\nand rolled away")
+
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr(type(pipeline_of(engine).text_encoder), "forward", fail)
+        with pytest.raises(JobFailedError) as caught:
+            engine.generate(REQUEST)
+    assert str(caught.value) == "The clip failed while reading the prompt (64x64, 5 frames): the wheel came off"
+    assert hooks_of(pipeline_of(engine)) == 0
+    assert np.array_equal(clean, engine.generate(REQUEST).frames)
+
+
+def test_what_a_listener_raises_passes_through_and_leaves_no_hooks(engine: Engine, clean: Frames) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "denoising":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(REQUEST, interrupt)
+    assert hooks_of(pipeline_of(engine)) == 0
+    assert np.array_equal(clean, engine.generate(REQUEST).frames)
+
+
+def test_two_clips_at_once_are_refused(engine: Engine) -> None:
+    refused: list[str] = []
+
+    def intrude(progress: Progress) -> None:
+        if progress.stage == "denoising" and not refused:
+            with pytest.raises(JobFailedError) as caught:
+                engine.generate(REQUEST)
+            refused.append(str(caught.value))
+
+    engine.generate(REQUEST, intrude)
+    assert refused == ["The engine is already making a clip: wait for it, or use a second engine."]

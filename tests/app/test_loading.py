@@ -1,0 +1,81 @@
+"""Models on disk: loaded once, in the dtypes asked for, or refused in one sentence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app import loading
+from app.errors import CannotRunError
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "model_index.json").unlink(), "has no model_index.json"),
+        (lambda folder: (folder / "model_index.json").write_text("{"), "can't be read"),
+        (lambda folder: (folder / "vae").rename(folder / "gone"), "lacks vae"),
+        (lambda folder: (folder / "vae" / "config.json").unlink(), "can't be loaded"),
+        (
+            lambda folder: (folder / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"12345678"),
+            "can't be loaded",
+        ),
+    ],
+)
+def test_a_model_that_is_not_whole_is_said_in_one_sentence(
+    tiny_folder: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], Any],
+    words: str,
+) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    damage(folder)
+    with pytest.raises(CannotRunError, match=words) as caught:
+        loading.load_pipeline(folder, {})
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_loading_tells_each_component_and_loads_it_once(
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from diffusers import DiffusionPipeline, WanTransformer3DModel
+
+    loads = []
+    load = WanTransformer3DModel.from_pretrained
+
+    def counted(place: str, **options: Any) -> Any:
+        loads.append(place)
+        return load(place, **options)
+
+    monkeypatch.setattr(WanTransformer3DModel, "from_pretrained", counted)
+    seen: list[tuple[int, int]] = []
+    dtypes = {"default": "float32", "transformer": "bfloat16"}
+    pipeline = loading.load_pipeline(tiny_folder, dtypes, lambda *at: seen.append(at))
+    assert loads == [str(tiny_folder / "transformer")]
+    assert seen == [(done, 5) for done in range(6)]
+    assert pipeline.transformer.dtype == torch.bfloat16
+    assert pipeline.vae.dtype == torch.float32
+    monkeypatch.undo()
+    stock = DiffusionPipeline.from_pretrained(str(tiny_folder))
+    assert type(pipeline) is type(stock)
+    assert dict(pipeline.config) == dict(stock.config)
+    assert set(pipeline.components) == set(stock.components)
+
+
+def test_pickled_weights_are_not_read(tiny_folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    torch.save(loading.load_pipeline(tiny_folder, {}).vae.state_dict(), weights.with_suffix(".bin"))
+    weights.unlink()
+    with pytest.raises(CannotRunError, match="can't be loaded"):
+        loading.load_pipeline(folder, {})
