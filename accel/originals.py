@@ -54,7 +54,7 @@ def weights_file(component: nn.Module) -> WeightsFile | None:
             if (folder / index).is_file():
                 with safe_open(folder / index, framework="pt") as file:
                     return WeightsFile(dict.fromkeys(file.keys(), folder / index), folder)
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):  # no such layout
         return None
     return None
 
