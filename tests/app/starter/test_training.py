@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -16,20 +18,21 @@ def test_orthogonalise_flattens_the_singular_values(shape: tuple[int, ...]) -> N
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
     print(f"singular values {values.min():.2f}...{values.max():.2f}")
-    assert 0.5 < values.min() and values.max() < 1.5
+    assert values.min() > 0.5
+    assert values.max() < 1.5
 
 
 def test_muon_lowers_a_quadratic() -> None:
     torch.manual_seed(0)
     weight, target = nn.Parameter(torch.randn(12, 12)), torch.randn(12, 12)
     muon = Muon([weight], weight_decay=0.0)
-    before = float((weight - target).square().mean())
-    for _ in range(60):
+    before = float((weight.detach() - target).square().mean())
+    for step in range(100):
         weight.grad = 2 * (weight.detach() - target)
-        muon.step(0.05)
-    after = float((weight - target).square().mean())
+        muon.step(0.3 * (1 - step / 100))
+    after = float((weight.detach() - target).square().mean())
     print(f"loss {before:.3f} -> {after:.3f}")
-    assert after < 0.1 * before
+    assert after < 0.02 * before
 
 
 def test_average_follows_the_parameters() -> None:
@@ -48,7 +51,7 @@ def test_learning_rate_rises_holds_and_falls() -> None:
     assert factors[0] == pytest.approx(0.01)
     assert factors[100] == factors[499] == 1.0
     assert factors[-1] == pytest.approx(0.01)
-    assert all(a >= b for a, b in zip(factors[500:], factors[501:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(factors[500:]))
 
 
 def test_sigmas_follow_the_shift() -> None:
@@ -56,7 +59,8 @@ def test_sigmas_follow_the_shift() -> None:
     sigmas = sample_sigmas(20_000, torch.device("cpu"))
     unshifted = sigmas / (FLOW_SHIFT - (FLOW_SHIFT - 1) * sigmas)
     print(f"median after undoing the shift {unshifted.median():.3f}")
-    assert 0 <= sigmas.min() and sigmas.max() <= 1
+    assert sigmas.min() >= 0
+    assert sigmas.max() <= 1
     assert abs(float(unshifted.median()) - 0.5) < 0.02
 
 
