@@ -1,0 +1,359 @@
+"""The queue: every clip that was asked for, in order, and what became of it; one SQLite file, safe against kill -9.
+
+A job is `queued`, then `running`, then exactly one of `done`, `failed` (it could not be made), `cancelled` (a person
+stopped it) and `crashed` (the process that made it died). A held job stays queued and is passed over until released.
+What a person removes or deletes can be brought back with `undo` until `purge`.
+
+One process owns the queue (see `app.service`); within it every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from app.errors import UsageError
+from app.migrate import open_database
+from app.plain import from_json, to_json
+from app.request import Adjustment, GenerationRequest
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled", "crashed"]
+ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What is to be made: one clip. `asked` is the request as it came, `request` as the model takes it (seed known),
+    `adjustments` what lies between; `recorded_plan` is the plan that an earlier clip of the same request was made
+    with. `folder` (absolute) is where the clip goes, `origin` how a person knows its source. `key` tells that a batch
+    has been here before: equal for the same source content, index and count.
+    """
+
+    name: str
+    asked: GenerationRequest
+    request: GenerationRequest
+    folder: Path
+    adjustments: tuple[Adjustment, ...] = ()
+    recorded_plan: dict[str, Any] | None = None
+    origin: str = ""
+    key: str = ""
+    batch: str = ""
+
+    @property
+    def stem(self) -> str:
+        """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
+        apart.
+        """
+        ending = f"-{self.request.seed}"
+        return self.name.removesuffix(ending) + ending  # a clip made again is already called so
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A finished clip: its files, the engaged plan, the installation report, seconds per stage (keys load, text,
+    denoise, decode, save, total), and the sentences that belong to it.
+    """
+
+    output: Path
+    poster: Path
+    plan: dict[str, Any]
+    report: dict[str, Any]
+    timings: dict[str, float]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobError:
+    """Why a job ended without a clip. `message` is the sentence for a person, `kind` the class in `app.errors`,
+    `detail` the traceback where there is one.
+    """
+
+    message: str
+    kind: str = "JobFailedError"
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as it stands. Times are seconds since 1970; `uid` is embedded in the clip's file."""
+
+    id: int
+    uid: str
+    spec: JobSpec
+    state: JobState
+    submitted: float
+    held: bool = False
+    started: float | None = None
+    ended: float | None = None
+    result: JobResult | None = None
+    error: JobError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ENDED
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time from start to end."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
+
+
+@dataclass(frozen=True)
+class History:
+    """A stretch of what has ended, newest first, and how much there is in all."""
+
+    jobs: tuple[Job, ...]
+    total: int
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What `undo` needs to bring jobs back."""
+
+    token: str
+    ids: tuple[int, ...]
+
+
+class JobQueue:
+    """The jobs in the database at `path`. Raises CannotRunError when it can't be opened.
+
+    Methods that take ids raise UsageError for one that does not exist or is not in a fitting state; nothing is changed
+    then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._base = open_database(path)
+
+    def close(self) -> None:
+        """Close the database; everything is on disk already."""
+        with self._lock:
+            self._base.close()
+
+    # -- what a person does --
+
+    def submit(self, specs: Sequence[JobSpec], *, held: bool = False) -> tuple[Job, ...]:
+        """Put jobs at the end of the queue, all or none."""
+        with self._writing() as base:
+            last = base.execute("SELECT COALESCE(MAX(place), 0) FROM jobs").fetchone()[0]
+            ids = [self._insert(base, spec, last + 1 + i, held) for i, spec in enumerate(specs)]
+        return self.get(ids)
+
+    def get(self, ids: Collection[int]) -> tuple[Job, ...]:
+        """The jobs with these ids, in the order of `ids`, deleted ones too."""
+        with self._lock:
+            return tuple(self._one(identity) for identity in ids)
+
+    def waiting(self) -> tuple[Job, ...]:
+        """The queued jobs, the next one first, held ones in their places."""
+        return self._select("state = 'queued' AND deleted IS NULL ORDER BY place, id")
+
+    def running(self) -> tuple[Job, ...]:
+        """The jobs that are being made."""
+        return self._select("state = 'running' ORDER BY id")
+
+    def move(self, identity: int, to: int) -> None:
+        """Give a queued job the place `to` (0: next) among the queued ones."""
+        with self._writing() as base:
+            order = [job.id for job in self.waiting() if job.id != identity]
+            self._require(identity, ("queued",), "moved")
+            order.insert(max(0, to), identity)
+            base.executemany("UPDATE jobs SET place = ? WHERE id = ?", [(i, one) for i, one in enumerate(order)])
+
+    def hold(self, ids: Collection[int], held: bool = True) -> None:
+        """Keep queued jobs from being begun, or release them."""
+        with self._writing() as base:
+            for identity in ids:
+                self._require(identity, ("queued",), "held")
+            base.executemany("UPDATE jobs SET held = ? WHERE id = ?", [(held, identity) for identity in ids])
+
+    def remove(self, ids: Collection[int]) -> Removal:
+        """Take queued jobs out of the queue, or ended ones out of the history; files stay until `purge`."""
+        token = secrets.token_hex(8)
+        with self._writing() as base:
+            for identity in ids:
+                self._require(identity, ("queued", *ENDED), "removed while it runs: cancel it first")
+            now = time.time()
+            base.executemany(
+                "UPDATE jobs SET deleted = ?, removal = ? WHERE id = ?", [(now, token, identity) for identity in ids]
+            )
+        return Removal(token, tuple(ids))
+
+    def undo(self, removal: Removal) -> tuple[Job, ...]:
+        """Bring removed jobs back to where they were. Raises UsageError when it is too late."""
+        with self._writing() as base:
+            where = "removal = ? AND deleted IS NOT NULL"
+            ids = [row[0] for row in base.execute(f"SELECT id FROM jobs WHERE {where}", (removal.token,))]
+            if not ids:
+                raise UsageError("It is too late to bring that back: it was removed for good.")
+            base.execute(f"UPDATE jobs SET deleted = NULL, removal = NULL WHERE {where}", (removal.token,))
+        return self.get(ids)
+
+    def duplicate(self, identity: int, *, new_seed: bool = False) -> Job:
+        """The same clip once more at the end of the queue; with `new_seed` a sibling of it."""
+        spec = self.get([identity])[0].spec
+        if new_seed:
+            fresh = spec.request.model_copy(update={"seed": None}).expand()[0].seed
+            spec = replace(
+                spec,
+                name=spec.stem.removesuffix(f"-{spec.request.seed}"),
+                request=spec.request.model_copy(update={"seed": fresh}),
+                asked=spec.asked.model_copy(update={"seed": fresh}),
+            )
+        return self.submit([replace(spec, key="", batch="")])[0]
+
+    def retry(self, identity: int) -> Job:
+        """A failed, cancelled or crashed job anew, at the end of the queue; the old one stays in the history."""
+        with self._lock:
+            self._require(identity, ("failed", "cancelled", "crashed"), "retried")
+            return self.submit([self.get([identity])[0].spec])[0]
+
+    def history(
+        self, search: str = "", offset: int = 0, limit: int = 50, states: Collection[JobState] = ENDED
+    ) -> History:
+        """What has ended, newest first. `search`: every word of it stands in the prompt or name, in any case."""
+        words = search.casefold().split()
+        marks = ", ".join("?" for _ in states)
+        where = f"ended IS NOT NULL AND deleted IS NULL AND state IN ({marks})" + " AND instr(words, ?)" * len(words)
+        values = (*states, *words)
+        with self._lock:
+            total = self._base.execute(f"SELECT COUNT(*) FROM jobs WHERE {where}", values).fetchone()[0]
+            found = self._select(f"{where} ORDER BY ended DESC, id DESC LIMIT ? OFFSET ?", (*values, limit, offset))
+        return History(found, total)
+
+    def known(self, keys: Collection[str]) -> dict[str, Job]:
+        """By key, the job that tells most about it: a done one, else a queued or running one, else the newest."""
+        order = {"done": 0, "running": 1, "queued": 2}
+        found: dict[str, Job] = {}
+        for key in set(keys) - {""}:
+            jobs = self._select("key = ? AND deleted IS NULL ORDER BY id DESC", (key,))
+            if jobs:
+                found[key] = min(jobs, key=lambda job: order.get(job.state, 3))
+        return found
+
+    # -- what its owner does --
+
+    def take(self, batches: Collection[str] | None = None) -> Job | None:
+        """The next job that is not held (of these batches, None: of all), now running; None when there is none."""
+        with self._writing() as base:
+            for job in self.waiting():
+                if not job.held and (batches is None or job.spec.batch in batches):
+                    base.execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (time.time(), job.id))
+                    return self._one(job.id)
+        return None
+
+    def finish(self, identity: int, result: JobResult) -> Job:
+        """A running job is done."""
+        return self._end(identity, "done", result, None)
+
+    def fail(self, identity: int, state: JobState, error: JobError) -> Job:
+        """A running job ended as failed, cancelled or crashed."""
+        return self._end(identity, state, None, error)
+
+    def purge(self, before: float) -> tuple[Job, ...]:
+        """Forget for good what was removed before that time; returns the jobs, whose files are now nobody's."""
+        with self._writing() as base:
+            gone = self._select("deleted < ?", (before,))
+            base.execute("DELETE FROM jobs WHERE deleted < ?", (before,))
+        return gone
+
+    def fact(self, name: str) -> Any:
+        """A stored fact, None without one."""
+        with self._lock:
+            row = self._base.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else from_json(Any, row[0])
+
+    def set_fact(self, name: str, value: Any) -> None:
+        """Store a fact as JSON."""
+        with self._writing() as base:
+            base.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, to_json(value)))
+
+    # -- inside --
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, which a nested one joins."""
+        with self._lock:
+            if self._base.in_transaction:
+                yield self._base
+                return
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._base
+            except BaseException:
+                self._base.rollback()
+                raise
+            self._base.commit()
+
+    def _insert(self, base: sqlite3.Connection, spec: JobSpec, place: float, held: bool) -> int:
+        words = f"{spec.request.prompt}\n{spec.name}".casefold()
+        row = (secrets.token_hex(16), held, place, spec.batch, spec.key, words, to_json(spec), time.time())
+        done = base.execute(
+            "INSERT INTO jobs (uid, state, held, place, batch, key, words, spec, submitted) "
+            "VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        return int(done.lastrowid or 0)
+
+    def _end(self, identity: int, state: JobState, result: JobResult | None, error: JobError | None) -> Job:
+        with self._writing() as base:
+            self._require(identity, ("running",), "ended")
+            base.execute(
+                "UPDATE jobs SET state = ?, result = ?, error = ?, ended = ? WHERE id = ?",
+                (state, result and to_json(result), error and to_json(error), time.time(), identity),
+            )
+        return self._one(identity)
+
+    def _require(self, identity: int, states: Collection[str], what: str) -> None:
+        job = self._one(identity)
+        if job.state not in states:
+            raise UsageError(f"Job {identity} is {job.state} and can't be {what}.")
+
+    def _one(self, identity: int) -> Job:
+        found = self._select("id = ?", (identity,))
+        if not found:
+            raise UsageError(f"There is no job {identity}.")
+        return found[0]
+
+    def _select(self, where: str, values: Sequence[Any] = ()) -> tuple[Job, ...]:
+        names = "id, uid, spec, state, submitted, held, started, ended, result, error"
+        with self._lock:
+            rows = self._base.execute(f"SELECT {names} FROM jobs WHERE {where}", tuple(values)).fetchall()
+        return tuple(_job(*row) for row in rows)
+
+
+def _job(identity: int, uid: str, spec: str, state: Any, submitted: float, held: int, *rest: Any) -> Job:
+    started, ended, result, error = rest
+    return Job(
+        id=identity,
+        uid=uid,
+        spec=from_json(JobSpec, spec),
+        state=state,
+        submitted=submitted,
+        held=bool(held),
+        started=started,
+        ended=ended,
+        result=None if result is None else from_json(JobResult, result),
+        error=None if error is None else from_json(JobError, error),
+    )
+
+
+__all__ = [
+    "ENDED",
+    "History",
+    "Job",
+    "JobError",
+    "JobQueue",
+    "JobResult",
+    "JobSpec",
+    "JobState",
+    "Removal",
+]
