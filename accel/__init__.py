@@ -16,7 +16,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import AccelError, PlanError
+from accel.errors import AccelError, NonFiniteError, PlanError
 from accel.plan import make_plan
 from accel.probe import probe
 from accel.traits import traits_of
@@ -31,6 +31,7 @@ __all__ = [
     "Installation",
     "Machine",
     "ModelTraits",
+    "NonFiniteError",
     "Plan",
     "PlanError",
     "Preferences",

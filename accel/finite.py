@@ -8,24 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import AccelError
+from accel.errors import NonFiniteError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
 
-class NonFiniteError(AccelError):
-    """Latents that are not finite, or frames of one flat value. `step` counts from 1; 0 means after the last."""
-
-    def __init__(self, what: str, step: int, backend: str) -> None:
-        self.step, self.backend = step, backend
-        where = f"at step {step}" if step else "after decoding"
-        self.what = what
-        super().__init__(
-            f"{what} {where} with {backend or 'the stock backends'}; run it again with "
-            "--accel attention=sdpa,linear=stock,vae=stock,dtype=float32"
-        )
+__all__ = ["NonFiniteError", "check_frames", "check_latents", "engaged_backends"]
 
 
 def check_latents(latents: torch.Tensor, step: int, backend: str = "") -> None:

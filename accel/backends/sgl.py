@@ -1,8 +1,7 @@
 """What the three backends on SGLang's CPU kernels share: finding the operators, and saying why they can't be used.
 
-The package on the index (`sglang-kernel`) is the CUDA build; the CPU build, `sglang-kernel-cpu`, is made from
-SGLang's own source tree. Both import as `sgl_kernel`, so a build is known by the operators it registers and never by
-its name.
+Two builds, for CUDA and for the CPU, import as `sgl_kernel`, so a build is known by the operators it registers and
+never by its name.
 """
 
 from __future__ import annotations
@@ -10,29 +9,29 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from accel import advice
 from accel.backends.runtime import Refused
 from accel.types import Machine
 
 MODULES = ("sgl_kernel", "sgl_kernel_cpu")
-WHERE = (
-    "SGLang's CPU kernels are optional: build sgl-kernel/ of SGLang's source tree with its pyproject_cpu.toml "
-    "(needs CMake and the libnuma headers) on this machine"
-)
 
 
 def why_not_sgl(machine: Machine, operators: tuple[str, ...], proof: str) -> list[str]:
-    """Reasons from the machine: no AMX, no package, a build without these operators, or a trial run that failed."""
-    reasons = [reason for reason in (machine.cpu.why_not("amx_tile"), machine.cpu.why_not("amx_bf16")) if reason][:1]
+    """Reasons from the machine: no AMX (nothing else matters then), no package, a build without these operators, or a
+    trial run that failed."""
+    without = machine.cpu.why_not("amx_tile") or machine.cpu.why_not("amx_bf16")
+    if without:
+        return [without]
     package = machine.packages.get("sgl_kernel")
     if package is None or not package.installed:
-        return [*reasons, f"sgl_kernel is not installed; {WHERE}"]
+        return [f"sgl_kernel is not installed; {advice.SGL_CPU}"]
     if not package.importable:
-        return [*reasons, f"sgl_kernel {package.version} does not import: {package.reason}"]
-    missing = [name for name in operators if name not in package.ops]
+        return [f"sgl_kernel {package.version} does not import: {package.reason}"]
+    missing = ", ".join(name for name in operators if name not in package.ops)
     if missing:
-        return [*reasons, f"this build of sgl_kernel ({package.build}) registers no {', '.join(missing)}; {WHERE}"]
+        return [f"this build of sgl_kernel ({package.build}) registers no {missing}; {advice.SGL_CPU}"]
     unproved = machine.why_unproved(proof)
-    return [*reasons, unproved] if unproved and not reasons else reasons
+    return [unproved] if unproved else []
 
 
 def operator(name: str) -> Any:

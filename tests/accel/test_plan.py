@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel import policy, threads
+from accel import advice, policy, threads
 from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
 from accel.plan import make_plan
@@ -234,8 +234,10 @@ def refusals(found: Machine, traits: ModelTraits | None = None, **wishes: str) -
 
 def test_a_forced_backend_that_can_not_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     (reason,) = refusals(machine("zen5", tmp_path), attention="sgl_amx", dtype="bf16")
-    assert reason.startswith("attention=sgl_amx can't be used here: this CPU has no amx_tile")
-    assert "sgl_kernel is not installed" in reason
+    assert reason == "attention=sgl_amx can't be used here: this CPU has no amx_tile"
+    bare = machine("sapphire-rapids", tmp_path, distributions={"sglang-kernel-cpu": None})
+    (reason,) = refusals(bare, attention="sgl_amx", dtype="bf16")
+    assert reason == f"attention=sgl_amx can't be used here: sgl_kernel is not installed; {advice.SGL_CPU}"
 
 
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_the_surface_is_what_it_was() -> None:
         "Installation",
         "Machine",
         "ModelTraits",
+        "NonFiniteError",
         "Plan",
         "PlanError",
         "Preferences",
