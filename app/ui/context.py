@@ -1,0 +1,141 @@
+"""What all tabs share: the service behind the page, the Create form, and the words for times, sizes and errors.
+
+Every tab is one module with `build(context) -> TabParts`, called inside its own `gr.Tab`. It attaches its own events.
+
+- `context.version` changes whenever the queue or the history did, in every open tab of the browser: listen to
+  `context.version.change(...)` rather than polling. `context.loaded` are the page's load events in the same sense.
+- `context.form` fills and reads the Create form; `context.show_create()` as an output for `context.tabs` opens it.
+- Actions of a tab that programs may want have an endpoint of their own: `gr.api(fn, api_name=...)` with typed
+  arguments and plain data; the page's own events are private (`PRIVATE`).
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import gradio as gr
+
+from app.errors import KinetileError, UsageError
+from app.jobs import JobSpec
+from app.models import all_families, family_for
+from app.models.base import Family
+from app.paths import Home
+from app.request import GenerationRequest
+from app.service import Service, with_preferences
+from app.ui.form import FormFields
+
+Answer = TypeVar("Answer")
+
+PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+"""For events of the page itself: no endpoint, and no veil over the outputs while they run."""
+
+QUICK: dict[str, Any] = {**PRIVATE, "queue": False}
+"""For events that answer at once: they do not wait behind others."""
+
+
+@dataclass
+class TabParts:
+    """What a tab gives to the page. `on_load`: functions without inputs that are called when the page is opened, each
+    with the components it returns values for.
+    """
+
+    on_load: list[tuple[Callable[..., Any], list[Any]]] = field(default_factory=list)
+
+
+@dataclass
+class Context:
+    """One page. The components are set while it is built, in the order Create, Queue, Presets, Accelerate."""
+
+    service: Service
+    home: Home
+    families: tuple[Family, ...] = field(default_factory=all_families)
+    uploads: Path | None = None
+    """The folder into which the browser's uploads go; None: outputs only."""
+    form: FormFields = field(default_factory=FormFields)
+    version: Any = None
+    """gr.State with the number of the newest snapshot of the queue that this browser tab has seen."""
+    tabs: Any = None
+
+    def show_create(self) -> Any:
+        """The update of `tabs` that opens Create."""
+        return gr.Tabs(selected="create")
+
+    def specs(self, request: GenerationRequest, name: str = "", origin: str = "page") -> tuple[JobSpec, ...]:
+        """The clips that `request` asks for, under the stored preferences. Raises UsageError."""
+        wished = with_preferences(request, self.service.preferences())
+        family = family_for(wished.model)
+        made = []
+        for one in wished.expand():
+            normalised = family.normalise(one)
+            title = name or " ".join(one.prompt.split())[:60] or family.title
+            spec = JobSpec(title, one, normalised.request, self.home.outputs, normalised.adjustments, origin=origin)
+            made.append(spec)
+        return tuple(made)
+
+    def open_path(self, path: str | Path) -> Path:
+        """A file that the browser named, if it is one of ours: a clip in the outputs or an upload.
+
+        Raises UsageError for any other, without saying whether it exists.
+        """
+        roots = [self.home.outputs, *([self.uploads] if self.uploads else [])]
+        try:
+            real = Path(path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):
+            real = None
+        if real is None or not real.is_file() or not any(real.is_relative_to(root.resolve()) for root in roots):
+            raise UsageError("That file is neither one of the clips nor an upload; choose another one.")
+        return real
+
+
+def file_url(path: Path | str) -> str:
+    """Where the browser finds a file of the outputs folder; it is served from there, nothing is copied."""
+    return "/gradio_api/file=" + quote(Path(path).as_posix(), safe="/:")
+
+
+def told(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """An event's function whose expected errors become one sentence on the page; whatever was typed stays."""
+
+    @functools.wraps(function)
+    def telling(*values: Any, **named: Any) -> Answer:
+        try:
+            return function(*values, **named)
+        except KinetileError as error:
+            raise gr.Error(html.escape(str(error)), duration=12, title="Not done", print_exception=False) from error
+
+    return telling
+
+
+def escaped(text: object) -> str:
+    """Any text as HTML shows it."""
+    return html.escape(str(text))
+
+
+def seconds_text(seconds: float) -> str:
+    """Under a minute in seconds with one digit, above as m:ss."""
+    from app.console import duration
+
+    return duration(seconds)
+
+
+def bytes_text(size: int) -> str:
+    """Bytes in binary units: "1.1 GiB"."""
+    from app.outputs import size_text
+
+    return size_text(size)
+
+
+def plural(count: int, word: str) -> str:
+    """ "1 clip", "3 clips"."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def sentences_html(sentences: Sequence[str], kind: str = "note") -> str:
+    """Sentences as a small list; empty for none."""
+    items = "".join(f"<li>{escaped(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="kt-sentences kt-{kind}">{items}</ul>' if items else ""

@@ -1,0 +1,129 @@
+"""The Create form: its fields by name, a request from their values, and their values from a request.
+
+What has no field of its own (LoRAs, pictures, accelerators asked for) travels in `carried` as JSON, so that a preset
+comes back exactly as it was imported.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+
+from app.errors import UsageError
+from app.models import family_for
+from app.request import MAX_SEED, GenerationRequest, parse_request
+
+NAMES = (
+    "model",
+    "prompt",
+    "negative_prompt",
+    "width",
+    "height",
+    "frames",
+    "fps",
+    "steps",
+    "guidance",
+    "seed_mode",
+    "seed",
+    "count",
+    "scheduler",
+    "shift",
+    "carried",
+)
+"""The fields in the order of their values; `FormFields.components` has the same order."""
+
+WHOLE = ("width", "height", "frames", "steps", "count")
+BROKEN = ("fps", "guidance", "shift")
+CARRIED = ("image", "last_image", "loras", "accel")
+RANDOM, FIXED, REUSE = "Random", "Fixed", "Reuse"
+
+
+@dataclass
+class FormFields:
+    """The components by name; empty until Create is built."""
+
+    by_name: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def components(self) -> list[Any]:
+        """As inputs (for `read`) and as outputs (for `fill`)."""
+        return [self.by_name[name] for name in NAMES]
+
+    def fill(self, request: GenerationRequest) -> list[Any]:
+        """Updates for `components` that make the form ask for exactly `request`."""
+        return [gr.update(value=value) for value in values_of(request).values()]
+
+    def read(self, *values: Any) -> GenerationRequest:
+        """The request that the form asks for. Raises UsageError naming the field."""
+        return request_of(dict(zip(NAMES, values, strict=True)))
+
+
+def values_of(request: GenerationRequest) -> dict[str, Any]:
+    """What the fields hold for a request; an empty field means the model's default, and so does None."""
+    family = family_for(request.model)
+    defaults = family.defaults
+    filled = {
+        name: getattr(request, name) if getattr(request, name) is not None else getattr(defaults, name)
+        for name in ("negative_prompt", "width", "height", "frames", "fps", "steps", "guidance", "scheduler", "shift")
+    }
+    data = request.model_dump(mode="json", include=set(CARRIED), exclude_defaults=True)
+    values = {
+        **filled,
+        "model": family.name,
+        "prompt": request.prompt,
+        "seed_mode": RANDOM if request.seed is None else FIXED,
+        "seed": "" if request.seed is None else str(request.seed),
+        "count": request.count,
+        "carried": json.dumps(data, ensure_ascii=False) if data else "",
+    }
+    return {name: values[name] for name in NAMES}
+
+
+def request_of(values: dict[str, Any]) -> GenerationRequest:
+    """The request that these values ask for. Raises UsageError naming the field."""
+    data: dict[str, Any] = {"model": values["model"], "prompt": values["prompt"] or ""}
+    if values["negative_prompt"]:
+        data["negative_prompt"] = values["negative_prompt"]
+    if values["scheduler"]:
+        data["scheduler"] = values["scheduler"]
+    for name in WHOLE:
+        if values[name] is not None:
+            data[name] = _whole(name, values[name])
+    for name in BROKEN:
+        if values[name] is not None:
+            data[name] = float(values[name])
+    if values["seed_mode"] != RANDOM:
+        data["seed"] = _seed(values["seed"])
+    data |= _carried(values["carried"])
+    return parse_request(data, "Create")
+
+
+def _whole(name: str, value: Any) -> int:
+    if float(value) != int(value):
+        raise UsageError(f"{name}: {value:g} is not a whole number; write one without a fraction.")
+    return int(value)
+
+
+def _seed(text: Any) -> int:
+    """Seeds travel as text: a browser's numbers would round large ones."""
+    digits = str(text or "").strip()
+    if not digits:
+        raise UsageError(f"seed: write a whole number from 0 to {MAX_SEED}, or choose Random.")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > MAX_SEED:
+        raise UsageError(f"seed: {digits[:40]!r} is not possible; write a whole number from 0 to {MAX_SEED}.")
+    return int(digits)
+
+
+def _carried(text: Any) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or not data.keys() <= set(CARRIED):
+        raise UsageError("The settings taken over from a preset can't be read any more; import it again.")
+    return data
