@@ -25,21 +25,32 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--vae-seconds", type=float, default=330.0)
     parser.add_argument("--vae-batch", type=int, default=8, help="clips per GPU and step")
+    parser.add_argument("--vae-pool", type=int, default=2048, help="rendered clips kept per GPU")
+    parser.add_argument("--group", type=int, default=Recipe.group, help="clips rendered together")
     parser.add_argument("--transformer-seconds", type=float, default=900.0)
     parser.add_argument("--batch", type=int, default=Recipe.batch, help="clips per GPU and step")
     parser.add_argument("--pool", type=int, default=Recipe.pool, help="latent clips kept per GPU")
     parser.add_argument("--prefill", type=int, default=Recipe.prefill, help="latent clips per GPU before training")
     parser.add_argument("--refresh-every", type=int, default=Recipe.refresh_every, help="steps between fresh groups")
+    parser.add_argument("--prompts", type=int, help="score only the first of the frozen prompts")
     arguments = parser.parse_args()
     ranks, out = Ranks(), arguments.out
     out.mkdir(parents=True, exist_ok=True)
     if "vae" in arguments.stages:
-        train_vae(ranks, arguments.vae_seconds, out / "vae", batch=arguments.vae_batch)
+        train_vae(
+            ranks,
+            arguments.vae_seconds,
+            out / "vae",
+            batch=arguments.vae_batch,
+            pool=arguments.vae_pool,
+            group=arguments.group,
+        )
         ranks.largest(0.0)
     if "transformer" in arguments.stages:
         recipe = Recipe(
             seconds=arguments.transformer_seconds,
             batch=arguments.batch,
+            group=arguments.group,
             pool=arguments.pool,
             prefill=arguments.prefill,
             refresh_every=arguments.refresh_every,
@@ -47,7 +58,8 @@ def main() -> None:
         forbidden = frozenset(p.prompt for p in frozen_prompts())
         train_transformer(ranks, recipe, out / "vae", out, forbidden)
     if "score" in arguments.stages and ranks.first:
-        _tell(out / "scores_short.json", score.score(ranks, out, out / "scores.json", out / "clips.png"))
+        tables = score.score(ranks, out, out / "scores.json", out / "clips.png", arguments.prompts)
+        _tell(out / "scores_short.json", tables)
     if "gates" in arguments.stages and ranks.first:
         _tell(out / "gates.json", score.vae_gates(ranks, out / "vae", out / "vae.png"))
     if "sweep" in arguments.stages and ranks.first:

@@ -15,7 +15,6 @@ from app.starter.codec import ClipCodec
 from app.starter.model import LATENT_CHANNELS, build_vae
 from app.starter.training import Average, Clock, Ranks, learning_rate_factor
 
-GROUP = 32  # clips rendered together
 LATENT_NOISE = 0.12  # largest deviation of the noise the decoder must bear; a sampler's latents are never exact
 SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means something
 
@@ -23,16 +22,19 @@ SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means som
 class ClipPool:
     """Rendered clips on the device, the oldest replaced as training goes on."""
 
-    def __init__(self, rng: random.Random, clips: int, device: torch.device) -> None:
-        self.rng, self.device, self.next = rng, device, 0
-        self.clips = torch.cat([self._group() for _ in range(max(1, clips // GROUP))])
+    def __init__(self, rng: random.Random, clips: int, group: int, device: torch.device) -> None:
+        self.rng, self.group, self.device, self.next = rng, group, device, 0
+        self.clips = torch.cat([self._group() for _ in range(max(1, clips // group))])
 
     def _group(self) -> Tensor:
-        return world.render(world.random_group(self.rng, GROUP), self.device)
+        return world.render(world.random_group(self.rng, self.group), self.device)
 
-    def refresh(self) -> None:
-        self.clips[self.next : self.next + GROUP] = self._group()
-        self.next = (self.next + GROUP) % len(self.clips)
+    def refresh(self) -> Tensor:
+        """Replace the oldest group; returns the new one, uint8."""
+        fresh = self._group()
+        self.clips[self.next : self.next + self.group] = fresh
+        self.next = (self.next + self.group) % len(self.clips)
+        return fresh
 
     def batch(self, size: int) -> Tensor:
         """``(size, 3, frames, height, width)`` in -1..1."""
@@ -63,7 +65,9 @@ class VaeStep(nn.Module):
         return loss + SIZE_PENALTY * means.square().mean(), parts["l2"].detach(), parts["outlines"].detach()
 
 
-def train_vae(ranks: Ranks, seconds: float, out: Path, batch: int = 8, pool: int = 2048, rate: float = 1.5e-3) -> None:
+def train_vae(
+    ranks: Ranks, seconds: float, out: Path, batch: int = 8, pool: int = 2048, group: int = 32, rate: float = 1.5e-3
+) -> None:
     """Train for ``seconds`` and write ``out`` (a diffusers VAE folder, fp32) from the averaged weights."""
     torch.manual_seed(5)
     vae = build_vae().to(ranks.device)
@@ -71,7 +75,7 @@ def train_vae(ranks: Ranks, seconds: float, out: Path, batch: int = 8, pool: int
     parameters = list(vae.parameters())
     ranks.share(p.data for p in parameters)
     torch.manual_seed(100 + ranks.rank)
-    clips = ClipPool(random.Random(100 + ranks.rank), pool, ranks.device)
+    clips = ClipPool(random.Random(100 + ranks.rank), pool, group, ranks.device)
     step_module = VaeStep(codec)
     run = torch.compile(step_module, dynamic=False) if ranks.cuda else step_module
     optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=ranks.cuda)
@@ -79,8 +83,8 @@ def train_vae(ranks: Ranks, seconds: float, out: Path, batch: int = 8, pool: int
     clock, step, seen = Clock(ranks, seconds), 0, []
     shape = (batch, LATENT_CHANNELS, (world.FRAMES + 1) // 2, world.HEIGHT // 16, world.WIDTH // 16)
     while (passed := clock.tick(step)) < 1:
-        for group in optimiser.param_groups:
-            group["lr"] = rate * learning_rate_factor(step, passed, warmup=150, flat_until=0.35)
+        for parameters_group in optimiser.param_groups:
+            parameters_group["lr"] = rate * learning_rate_factor(step, passed, warmup=150, flat_until=0.35)
         if step % 8 == 0:
             clips.refresh()
         size = LATENT_NOISE * torch.rand(batch, 1, 1, 1, 1, device=ranks.device)
@@ -112,16 +116,14 @@ def _report(ranks: Ranks, clock: Clock, step: int, batch: int, seen: list[Tensor
 
 @torch.no_grad()
 def _finish(ranks: Ranks, codec: ClipCodec, clips: ClipPool, out: Path, clips_seen: int) -> None:
-    """Latent statistics over 256 fresh clips into the config, log-variance made constant, weights written."""
+    """Latent statistics over eight fresh groups into the config, log-variance made constant, weights written."""
     vae: AutoencoderKLWan = codec.vae
     vae.quant_conv.weight[LATENT_CHANNELS:] = 0
     vae.quant_conv.bias[LATENT_CHANNELS:] = 2 * math.log(0.02)
     means = []
     for _ in range(8):
-        clips.refresh()
-        start = (clips.next - GROUP) % len(clips.clips)
         with ranks.autocast():
-            means.append(codec.encode(clips.clips[start : start + GROUP].float() / 127.5 - 1).float())
+            means.append(codec.encode(clips.refresh().float() / 127.5 - 1).float())
     stacked = torch.cat(means)
     mean, std = stacked.mean((0, 2, 3, 4)), stacked.std((0, 2, 3, 4))
     vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
