@@ -4,9 +4,14 @@ The order matters: threads and how they wait are set before torch is imported, a
 configuration alone, so that a forced backend that can't run is refused before any weights are read.
 """
 
+import contextlib
 import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -73,23 +78,56 @@ class Decision:
         return any(choice.engaged not in _references(choice) for choice in self.plan.choices())
 
 
-@functools.cache
+_probing = threading.Lock()
+
+
 def machine() -> Machine:
     """The machine, probed once per process; sets how many threads work and how they wait, which torch reads when
     imported.
 
     What a person set in the environment stays.
     """
+    with _probing:  # plans are asked for while a clip is made
+        return _machine()
+
+
+@functools.cache
+def _machine() -> Machine:
     found = accel.probe()
     threads.apply(found)
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def traits(folder: Path, width: int, height: int, frames: int) -> ModelTraits:
-    """The model in `folder` as accel sees it, for clips of this size. Reads no weights."""
+def traits(folder: Path, width: int, height: int, frames: int, cache: Path | None = None) -> ModelTraits:
+    """The model in `folder` as accel sees it, for clips of this size. Reads no weights.
+
+    Describing a model imports torch and diffusers, which takes seconds; the answer is kept in `cache` and used again
+    while model, libraries and accel are the same.
+    """
     machine()
-    return accel.traits_of(_skeleton(folder), width=width, height=height, frames=frames)
+    kept = None if cache is None else cache / f"traits-{_stamp(folder, width, height, frames)}.json"
+    if kept is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return ModelTraits.from_dict(json.loads(kept.read_text(encoding="utf-8")))
+    found = accel.traits_of(_skeleton(folder), width=width, height=height, frames=frames)
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            partial = kept.with_name(f"{kept.name}.{os.getpid()}.partial")
+            partial.write_text(json.dumps(found.to_dict()), encoding="utf-8")
+            os.replace(partial, kept)
+    return found
+
+
+def _stamp(folder: Path, *size: int) -> str:
+    """Another text for another model, size, library or accel."""
+    digest = hashlib.sha256(repr((str(folder), size)).encode())
+    for package in ("torch", "diffusers", "transformers"):
+        digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+    sources = [Path(accel.__file__).with_name(name) for name in ("traits.py", "types.py", "bridge.py")]
+    for path in (*sources, *sorted(folder.glob("*.json")), *sorted(folder.glob("*/*config.json"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
 
 
 @functools.lru_cache(maxsize=4)
@@ -98,8 +136,11 @@ def _skeleton(folder: Path) -> Any:
     return loading.skeleton(folder)
 
 
-def decide(family: Family, request: GenerationRequest, recorded: Mapping[str, Any] | None = None) -> Decision:
+def decide(
+    family: Family, request: GenerationRequest, recorded: Mapping[str, Any] | None = None, cache: Path | None = None
+) -> Decision:
     """The plan for `request`; with `recorded`, a plan from a clip's metadata, as much of that one as can run here.
+    `cache` is a folder for the model's description, see `traits`.
 
     Reads no weights. Raises UsageError for an accel setting that does not exist, CannotRunError for one that can't run
     here or a model that is not on this machine.
@@ -109,17 +150,18 @@ def decide(family: Family, request: GenerationRequest, recorded: Mapping[str, An
             raise UsageError(f'accel.{name}: {value!r} is not possible; write "auto" or "none".')
     if family.folder is None:
         raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
-    described = traits(family.folder, int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    described = traits(family.folder, *size, cache)
     if recorded is None:
-        return Decision(_plan(described, _preferences(request)))
+        return Decision(plan_for(described, preferences_of(request)))
     try:
         then = Plan.from_dict(dict(recorded))
     except (ValueError, TypeError) as error:
-        plan = _plan(described, Preferences())
+        plan = plan_for(described, Preferences())
         return Decision(
             plan, (f"The accelerators it was made with can't be read ({error}); the automatic choice is used.",)
         )
-    plan = _plan(described, _as_recorded(then, described))
+    plan = plan_for(described, _as_recorded(then, described))
     return Decision(plan, _differences(then, plan))
 
 
@@ -150,7 +192,7 @@ class Engaged:
 
         return {**self._installation.report(), "threads": torch.get_num_threads()}
 
-    @contextmanager
+    @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """While entered, the pipeline runs on the reference backends alone."""
         self._installation.remove()
@@ -199,12 +241,16 @@ def summary(plan: Mapping[str, Any], report: Mapping[str, Any] | None = None) ->
     return ", ".join(words) if len(words) > 1 else ", ".join([*words, "stock PyTorch"])
 
 
-def _preferences(request: GenerationRequest) -> Preferences:
+def preferences_of(request: GenerationRequest) -> Preferences:
+    """The part of the request that accel decides about."""
     known = {item.name for item in fields(Preferences)}
     return Preferences(**{name: value for name, value in request.accel.model_dump().items() if name in known})
 
 
-def _plan(traits: ModelTraits, preferences: Preferences) -> Plan:
+def plan_for(traits: ModelTraits, preferences: Preferences) -> Plan:
+    """The plan for this machine. Raises UsageError for a preference that does not exist, CannotRunError for one that
+    can't be kept here.
+    """
     try:
         return accel.make_plan(machine(), traits, preferences)
     except accel.PlanError as error:

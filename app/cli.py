@@ -83,7 +83,9 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--home", metavar="DIR", help="data folder (default: KINETILE_HOME, else your system's place for data)"
     )
-    where.add_argument("--dry-run", action="store_true", help="check everything, make nothing")
+    where.add_argument("--resume", action="store_true", help="skip what is made; with no SOURCE, go on with the queue")
+    where.add_argument("--fail-fast", action="store_true", help="stop at the first clip that fails")
+    where.add_argument("--dry-run", action="store_true", help="check and estimate everything, make nothing")
     where.add_argument(
         "--json", action="store_true", dest="as_json", help="print the result as JSON; progress goes to stderr"
     )
@@ -120,6 +122,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         out=options.out,
         strict=options.strict,
         dry_run=options.dry_run,
+        resume=options.resume,
+        fail_fast=options.fail_fast,
         as_json=options.as_json,
         home=home(options.home),
     )

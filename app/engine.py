@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,13 +105,14 @@ class Engine:
         *,
         previews: bool = False,
         recorded_plan: Mapping[str, Any] | None = None,
+        expected: Mapping[str, float] | None = None,
     ) -> Clip:
         """Make one clip.
 
         `on_progress` is called at every step, in this thread; `should_stop` often: between components while loading,
         between blocks of the text encoder and transformer, between decoded latent frames. `previews` adds pictures to
         some messages. `recorded_plan` is the plan in an earlier clip's metadata: what of it can run here is used
-        again.
+        again. `expected` are the timings to reckon with until this engine has made such a clip itself.
 
         Raises Cancelled when `should_stop` said so, UsageError for a request that no adjustment can save,
         CannotRunError when this machine can't (model not whole, forced accelerator), JobFailedError when the clip
@@ -119,7 +121,7 @@ class Engine:
         if not self._busy.acquire(blocking=False):
             raise JobFailedError("The engine is already making a clip: wait for it, or use a second engine.")
         try:
-            return self._generate(request, on_progress, should_stop, previews, recorded_plan)
+            return self._generate(request, on_progress, should_stop, previews, recorded_plan, expected or {})
         finally:
             self._busy.release()
 
@@ -130,6 +132,7 @@ class Engine:
         should_stop: ShouldStop | None,
         previews: bool,
         recorded_plan: Mapping[str, Any] | None,
+        expected: Mapping[str, float],
     ) -> Clip:
         family = family_for(request.model)
         normalised = family.normalise(request)
@@ -138,10 +141,10 @@ class Engine:
         run.clock.enter("loading")
         run.tell()
         # The first time this imports torch, which takes seconds: part of loading.
-        decision = acceleration.decide(family, request, recorded_plan)
+        decision = acceleration.decide(family, request, recorded_plan, self._cache)
         key = (family.name, str(family.folder), decision.identity)
         kind = (*key, request.width, request.height, request.frames)
-        self._expect(run.clock, key, kind)
+        self._expect(run.clock, key, kind, expected)
         run.tell()
         failure: KinetileError | None = None
         try:
@@ -163,9 +166,11 @@ class Engine:
         fps = float(request.fps or family.defaults.fps)
         return Clip(frames, fps, request, normalised.adjustments, decision.data, report, timings, counts)
 
-    def _expect(self, clock: StageClock, key: tuple[Any, ...], kind: tuple[Any, ...]) -> None:
+    def _expect(
+        self, clock: StageClock, key: tuple[Any, ...], kind: tuple[Any, ...], expected: Mapping[str, float]
+    ) -> None:
         """Reckon with the times of the last clip of this kind; a model that is loaded already takes none to load."""
-        earlier = dict(self._earlier.get(kind, {}))
+        earlier = {**expected, **self._earlier.get(kind, {})}
         if earlier and self._loaded is not None and self._loaded.key == key:
             earlier["load"] = 0.0
         clock.expect(earlier)
@@ -238,11 +243,18 @@ class Engine:
         """The preview's colours of the loaded VAE, made when first wanted; None for a VAE that has no such latents."""
         if loaded.colours is None and family.folder is not None:
             try:
-                cache = None if self._home is None else self._home.cache
-                loaded.colours = LatentColours.of(loaded.pipeline.vae, family.folder / "vae", cache)
-            except (ValueError, CannotRunError):
+                loaded.colours = LatentColours.of(loaded.pipeline.vae, family.folder / "vae", self._cache)
+            except ValueError:
                 return None
         return loaded.colours
+
+    @property
+    def _cache(self) -> Path | None:
+        """The folder for what can be made again, None where there is none to write in."""
+        try:
+            return None if self._home is None else self._home.cache
+        except CannotRunError:
+            return None
 
     def _tidy(self, failure: KinetileError) -> None:
         """After a clip that was not finished: memory back; after running out of it, the model goes too."""

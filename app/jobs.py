@@ -1,8 +1,8 @@
 """The queue: every clip that was asked for, in order, and what became of it; one SQLite file, safe against kill -9.
 
-A job is `queued`, then `running`, then exactly one of `done`, `failed` (it could not be made), `cancelled` (a person
-stopped it) and `crashed` (the process that made it died). A held job stays queued and is passed over until released.
-What a person removes or deletes can be brought back with `undo` until `purge`.
+A job is `queued`, then `running`, then exactly one of `done`, `failed` (it could not be made, or the worker died of
+it), `cancelled` (a person stopped it) and `crashed` (Kinetile itself was killed meanwhile). A held job stays queued and
+is passed over until released. What a person removes can be brought back with `undo` until `purge`.
 
 One process owns the queue (see `app.service`); within it every method may be called from any thread.
 """
@@ -10,6 +10,7 @@ One process owns the queue (see `app.service`); within it every method may be ca
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import sqlite3
 import threading
@@ -20,11 +21,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.errors import UsageError
+from app.estimate import Measured
 from app.migrate import open_database
 from app.plain import from_json, to_json
 from app.request import Adjustment, GenerationRequest
 
+_log = logging.getLogger("kinetile.jobs")
+
 JobState = Literal["queued", "running", "done", "failed", "cancelled", "crashed"]
+MEASURED_KEPT = 2000
 ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
 
 
@@ -32,7 +37,7 @@ ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
 class JobSpec:
     """What is to be made: one clip. `asked` is the request as it came, `request` as the model takes it (seed known),
     `adjustments` what lies between; `recorded_plan` is the plan that an earlier clip of the same request was made
-    with. `folder` (absolute) is where the clip goes, `origin` how a person knows its source. `key` tells that a batch
+    with (from a stranger's file: anything). `folder` (absolute) is where the clip goes, `origin` how a person knows its source. `key` tells that a batch
     has been here before: equal for the same source content, index and count.
     """
 
@@ -41,7 +46,7 @@ class JobSpec:
     request: GenerationRequest
     folder: Path
     adjustments: tuple[Adjustment, ...] = ()
-    recorded_plan: dict[str, Any] | None = None
+    recorded_plan: Any = None
     origin: str = ""
     key: str = ""
     batch: str = ""
@@ -82,7 +87,9 @@ class JobError:
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it stands. Times are seconds since 1970; `uid` is embedded in the clip's file."""
+    """One job as it stands. Times are seconds since 1970; `uid` is embedded in the clip's file. A removed one is still
+    found by its id, until it can't be brought back.
+    """
 
     id: int
     uid: str
@@ -90,6 +97,7 @@ class Job:
     state: JobState
     submitted: float
     held: bool = False
+    removed: bool = False
     started: float | None = None
     ended: float | None = None
     result: JobResult | None = None
@@ -258,12 +266,52 @@ class JobQueue:
         """A running job ended as failed, cancelled or crashed."""
         return self._end(identity, state, None, error)
 
+    def cancel_queued(self, ids: Collection[int], error: JobError) -> tuple[Job, ...]:
+        """End those of these jobs that are still queued as cancelled; returns them."""
+        with self._writing() as base:
+            found = [identity for identity in ids if self._one(identity).state == "queued"]
+            now = time.time()
+            base.executemany(
+                "UPDATE jobs SET state = 'cancelled', error = ?, ended = ? WHERE id = ?",
+                [(to_json(error), now, identity) for identity in found],
+            )
+        return self.get(found)
+
     def purge(self, before: float) -> tuple[Job, ...]:
         """Forget for good what was removed before that time; returns the jobs, whose files are now nobody's."""
         with self._writing() as base:
             gone = self._select("deleted < ?", (before,))
             base.execute("DELETE FROM jobs WHERE deleted < ?", (before,))
         return gone
+
+    def measure(self, one: Measured) -> None:
+        """Remember what a clip took."""
+        with self._writing() as base:
+            base.execute(
+                "INSERT INTO measured (model, engaged, width, height, frames, steps, forwards, timings, memory) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    one.model,
+                    one.engaged,
+                    one.width,
+                    one.height,
+                    one.frames,
+                    one.steps,
+                    one.forwards,
+                    to_json(one.timings),
+                    one.memory,
+                ),
+            )
+            base.execute("DELETE FROM measured WHERE id <= (SELECT MAX(id) FROM measured) - ?", (MEASURED_KEPT,))
+
+    def measured(self, model: str, limit: int = 300) -> tuple[Measured, ...]:
+        """What clips of this model took, newest first."""
+        names = "model, engaged, width, height, frames, steps, forwards, timings, memory"
+        with self._lock:
+            rows = self._base.execute(
+                f"SELECT {names} FROM measured WHERE model = ? ORDER BY id DESC LIMIT ?", (model, limit)
+            ).fetchall()
+        return tuple(_measured(*row) for row in rows)
 
     def fact(self, name: str) -> Any:
         """A stored fact, None without one."""
@@ -324,26 +372,38 @@ class JobQueue:
         return found[0]
 
     def _select(self, where: str, values: Sequence[Any] = ()) -> tuple[Job, ...]:
-        names = "id, uid, spec, state, submitted, held, started, ended, result, error"
+        names = "id, uid, spec, state, submitted, held, deleted, started, ended, result, error"
         with self._lock:
             rows = self._base.execute(f"SELECT {names} FROM jobs WHERE {where}", tuple(values)).fetchall()
-        return tuple(_job(*row) for row in rows)
+        return tuple(job for row in rows if (job := _job(*row)) is not None)
 
 
-def _job(identity: int, uid: str, spec: str, state: Any, submitted: float, held: int, *rest: Any) -> Job:
-    started, ended, result, error = rest
-    return Job(
-        id=identity,
-        uid=uid,
-        spec=from_json(JobSpec, spec),
-        state=state,
-        submitted=submitted,
-        held=bool(held),
-        started=started,
-        ended=ended,
-        result=None if result is None else from_json(JobResult, result),
-        error=None if error is None else from_json(JobError, error),
-    )
+def _measured(model: str, engaged: str, *numbers: Any) -> Measured:
+    width, height, frames, steps, forwards, timings, memory = numbers
+    seconds = from_json(dict[str, float], timings)
+    return Measured(model, engaged, width, height, frames, steps, forwards, seconds, memory or 0)
+
+
+def _job(identity: int, uid: str, spec: str, state: Any, submitted: float, held: int, *rest: Any) -> Job | None:
+    """The job of one row; None for one that can't be read, which must not keep the others from being made."""
+    deleted, started, ended, result, error = rest
+    try:
+        return Job(
+            id=identity,
+            uid=uid,
+            spec=from_json(JobSpec, spec),
+            state=state,
+            submitted=submitted,
+            held=bool(held),
+            removed=deleted is not None,
+            started=started,
+            ended=ended,
+            result=None if result is None else from_json(JobResult, result),
+            error=None if error is None else from_json(JobError, error),
+        )
+    except ValueError as error_:
+        _log.warning("job %s can't be read and is passed over: %s", identity, error_)
+        return None
 
 
 __all__ = [

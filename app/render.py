@@ -14,32 +14,11 @@ from typing import Any
 import app
 from app import video
 from app.engine import Clip, Engine
+from app.jobs import JobSpec
 from app.progress import Progress
-from app.request import Adjustment, GenerationRequest
 
 # Packages whose release can change a clip's pixels or its file.
 _PACKAGES = ("torch", "diffusers", "transformers", "imageio-ffmpeg")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One clip to make. `asked` is the request as it came, `request` as the model takes it, `adjustments` what lies
-    between; `recorded_plan` is the plan that an earlier clip of the same request was made with.
-    """
-
-    name: str
-    asked: GenerationRequest
-    request: GenerationRequest
-    adjustments: tuple[Adjustment, ...] = ()
-    recorded_plan: Mapping[str, Any] | None = None
-
-    @property
-    def stem(self) -> str:
-        """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
-        apart.
-        """
-        ending = f"-{self.request.seed}"
-        return self.name.removesuffix(ending) + ending  # a clip made again is already called so
 
 
 @dataclass(frozen=True)
@@ -56,22 +35,30 @@ class Rendered:
 
 def render(
     engine: Engine,
-    job: Job,
-    folder: Path,
+    spec: JobSpec,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     *,
     previews: bool = False,
+    uid: str = "",
+    expected: Mapping[str, float] | None = None,
 ) -> Rendered:
-    """Make `job` and save it in `folder`. Raises what `Engine.generate` and `video.save` raise; nothing is left
-    half-written.
+    """Make the clip that `spec` describes and save it in its folder, marked with the job's `uid`. Raises what
+    `Engine.generate` and `video.save` raise; nothing is left half-written.
     """
     begun = time.perf_counter()
-    clip = engine.generate(job.request, on_progress, should_stop, previews=previews, recorded_plan=job.recorded_plan)
+    clip = engine.generate(
+        spec.request,
+        on_progress,
+        should_stop,
+        previews=previews,
+        recorded_plan=spec.recorded_plan,
+        expected=expected,
+    )
     if on_progress is not None:
         on_progress(Progress("saving", 0, 1, 0.99))
     made = time.perf_counter()
-    saved = video.save(clip.frames, clip.fps, folder, job.stem, metadata(job, clip))
+    saved = video.save(clip.frames, clip.fps, spec.folder, spec.stem, metadata(spec, clip, uid))
     ended = time.perf_counter()
     timings = {**clip.timings, "save": ended - made, "total": ended - begun}
     if on_progress is not None:
@@ -79,13 +66,14 @@ def render(
     return Rendered(saved.path, saved.poster, ended - begun, clip, timings, tuple(saved.warnings))
 
 
-def metadata(job: Job, clip: Clip) -> dict[str, Any]:
+def metadata(spec: JobSpec, clip: Clip, uid: str = "") -> dict[str, Any]:
     """What is embedded in the clip's file: enough to make it again and to know how it was made."""
     return {
         "kinetile": 1,
+        **({"job": uid} if uid else {}),
         "request": clip.request.model_dump(mode="json"),
-        "asked": job.asked.model_dump(mode="json"),
-        "adjustments": [item.model_dump(mode="json") for item in job.adjustments or clip.adjustments],
+        "asked": spec.asked.model_dump(mode="json"),
+        "adjustments": [item.model_dump(mode="json") for item in spec.adjustments or clip.adjustments],
         "plan": clip.plan,
         "report": {**clip.report, "tokens": clip.tokens},
         "timings": {stage: round(seconds, 4) for stage, seconds in clip.timings.items()},

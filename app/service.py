@@ -13,7 +13,7 @@ them happens in the worker's process and comes back as data. Every method may be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from app.errors import CannotRunError
-from app.estimate import Estimate
+from app.estimate import Estimate, MemoryNeed
 from app.jobs import ENDED, History, Job, JobSpec, JobState, Removal
+from app.paths import Home
 from app.progress import Stage
 from app.request import AccelPreferences, GenerationRequest
 
@@ -100,12 +101,13 @@ class Event:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """The accelerators for a request on this machine: the plan as data, in a few words, and what of a recorded plan
-    is not possible here.
+    """The accelerators for a request on this machine: the plan as data, in a few words, what memory it needs, and what
+    of a recorded plan is not possible here.
     """
 
     plan: dict[str, Any]
     summary: str
+    memory: MemoryNeed
     differences: tuple[str, ...] = ()
 
 
@@ -174,8 +176,8 @@ class Service(ABC):
         self.stop()
 
     @abstractmethod
-    def stop(self, now: bool = False) -> None:
-        """Leave. The owner first stops the running job (`now`: kills the worker at once), which ends as cancelled,
+    def stop(self, now: bool = False, finish: bool = False) -> None:
+        """Leave. The owner first stops the running job (`finish`: waits for its end; `now`: ends the worker at once)
         and gives the queue free; queued jobs stay queued. A client only hangs up.
         """
 
@@ -186,7 +188,7 @@ class Service(ABC):
         """Put jobs at the end of the queue, all or none."""
 
     @abstractmethod
-    def get(self, ids: Collection[int]) -> tuple[Job, ...]:
+    def get(self, ids: Sequence[int]) -> tuple[Job, ...]:
         """The jobs with these ids, in the order of `ids`."""
 
     @abstractmethod
@@ -198,11 +200,15 @@ class Service(ABC):
         """Give a queued job the place `to` (0: next)."""
 
     @abstractmethod
-    def hold(self, ids: Collection[int], held: bool = True) -> None:
+    def want(self, batch: str) -> None:
+        """Have the jobs of this batch made also by an owner that makes only its own (a `--headless` run)."""
+
+    @abstractmethod
+    def hold(self, ids: Sequence[int], held: bool = True) -> None:
         """Keep queued jobs from being begun, or release them."""
 
     @abstractmethod
-    def remove(self, ids: Collection[int]) -> Removal:
+    def remove(self, ids: Sequence[int]) -> Removal:
         """Take queued jobs out of the queue, ended ones (with their files) out of the history. Can be undone for a
         while: `UNDO_SECONDS`.
         """
@@ -220,19 +226,19 @@ class Service(ABC):
         """A failed, cancelled or crashed job anew, at the end of the queue."""
 
     @abstractmethod
-    def cancel(self, ids: Collection[int], now: bool = False) -> None:
+    def cancel(self, ids: Sequence[int], now: bool = False) -> None:
         """Stop these jobs: a running one within a step (`now`: at once, by ending its process), a queued one by ending
         it as cancelled. Returns at once; the state changes when it has stopped. Ended jobs are left as they are.
         """
 
     @abstractmethod
     def history(
-        self, search: str = "", offset: int = 0, limit: int = 50, states: Collection[JobState] = ENDED
+        self, search: str = "", offset: int = 0, limit: int = 50, states: Sequence[JobState] = ENDED
     ) -> History:
         """What has ended, newest first; `search`: every word of it stands in the prompt or name."""
 
     @abstractmethod
-    def known(self, keys: Collection[str]) -> dict[str, Job]:
+    def known(self, keys: Sequence[str]) -> dict[str, Job]:
         """By key, the job that tells most about it: a done one, else a queued or running one, else the newest."""
 
     # -- news --
@@ -248,7 +254,7 @@ class Service(ABC):
     # -- answers from the worker --
 
     @abstractmethod
-    def plan(self, request: GenerationRequest, recorded: dict[str, Any] | None = None) -> PlanAnswer:
+    def plan(self, request: GenerationRequest, recorded: Any = None) -> PlanAnswer:
         """The accelerators for a request (as its family normalised it). Raises UsageError for a setting that does not
         exist, CannotRunError for a forced one that can't run here.
         """
@@ -284,3 +290,15 @@ def with_preferences(request: GenerationRequest, preferences: AccelPreferences) 
     """`request` with the stored preferences wherever it says "auto" itself."""
     own = {name: value for name, value in request.accel.model_dump().items() if value != "auto"}
     return request.model_copy(update={"accel": preferences.model_copy(update=own)})
+
+
+def open_service(home: Home, *, seconds: float = 10.0, **options: Any) -> Service:
+    """The service of the queue in `home`: its owner from now on, or a client of the process that owns it.
+
+    `options` are those of `app.owner.LocalService` and count for an owner only: `all_batches=False` makes only jobs
+    that are submitted or wanted from now on, `previews=False` makes no pictures, `warm=True` starts the worker at once.
+    Raises CannotRunError when the owner does not answer within `seconds`, or the folder or database can't be used.
+    """
+    from app import handing_over
+
+    return handing_over.open_service(home, seconds, options)

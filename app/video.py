@@ -92,12 +92,12 @@ def save(
         raise JobFailedError(
             f"There is no clip to save: uint8 RGB frames were expected, not {frames.dtype} {frames.shape}."
         )
-    plain = _plain(metadata)
+    data = plain(metadata)
     try:
-        return _save(frames, rate, folder, stem, plain, crf)
+        return _save(frames, rate, folder, stem, data, crf)
     except Exception as error:  # whatever it is, the frames have cost more than the file
         told = _told_error(error, folder)
-        kept = _keep_frames(frames, rate, folder, stem, plain)
+        kept = _keep_frames(frames, rate, folder, stem, data)
         where = f"The frames are kept as PNG pictures in {kept}." if kept else "The frames could not be kept either."
         raise type(told)(f"{told} {where}") from error
 
@@ -268,17 +268,17 @@ def _keep_frames(frames: Frames, rate: Fraction, folder: Path, stem: str, metada
     return None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` as JSON can hold it, so that nothing in a report costs a finished clip.
 
     Not-a-number and infinity become null, half surrogate pairs "?", arrays lists, unknown objects their text.
     """
     if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+        return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (np.generic, np.ndarray)):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, (bool, int, float)):

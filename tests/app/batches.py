@@ -9,6 +9,7 @@ from typing import Any
 from app.engine import Engine
 from app.headless import BatchSettings, run_batch
 from app.paths import Home
+from tests.app.workers import in_thread
 
 SMALL = {"prompt": "a red ball", "width": 64, "height": 64, "frames": 5, "steps": 2, "seed": 3}
 
@@ -30,7 +31,8 @@ class Batch:
     def run(self, *sources: str, make_engine: Callable[[Home], Engine] = Engine, **settings: Any) -> int:
         settings = {"out": self.out, "home": self.home, **settings}
         stdout, stderr = io.StringIO(), io.StringIO()
-        code = run_batch(sources, BatchSettings(**settings), stdout=stdout, stderr=stderr, make_engine=make_engine)
+        launch = in_thread(make_engine)
+        code = run_batch(sources, BatchSettings(**settings), stdout=stdout, stderr=stderr, launch=launch)
         self.stdout, self.stderr = stdout.getvalue(), stderr.getvalue()
         return code
 

@@ -225,7 +225,7 @@ def interrupting(*, at_seed: int, times: int) -> Callable[[Home], Engine]:
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_keeps_what_was_made_and_says_so(batch: Batch, times: int) -> None:
     before = signal.getsignal(signal.SIGINT)
-    assert batch.run(batch.preset("rocket"), count=3, make_engine=interrupting(at_seed=4, times=times)) == 130
+    assert batch.run(batch.preset("rocket", steps=80), count=3, make_engine=interrupting(at_seed=4, times=times)) == 130
     assert [path.name for path in batch.clips] == ["rocket-3.mp4"]
     assert [path.name for path in batch.files] == ["rocket-3.mp4", "rocket-3.png"], "no draft is left"
     assert "Stopping after this step; press Ctrl-C again" in batch.stdout
