@@ -1,0 +1,84 @@
+"""What a person hands to the page, an uploaded file or pasted text, as one request.
+
+A batch reads its sources with `app.presets.read_source`, which opens whatever path it is given. Here pasted text is
+never taken for a path, and errors name an upload as the person knows it, never by its place on this machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.errors import KinetileError, UsageError
+from app.preset_files import preset_from
+from app.presets import NamedRequest, read_source
+from app.request import request_from
+from app.share_code import MAX_CODE, decode_code, looks_like_code
+from app.strict_json import Document, parse
+
+MAX_UPLOAD_BYTES = 512 * 1024 * 1024
+"""Largest upload that is read: a clip of minutes; a preset is far smaller and has its own limit."""
+_PICTURES = ("image", "last_image")
+
+
+def from_text(text: str) -> NamedRequest:
+    """The request in a pasted share code or preset (JSON). Raises UsageError."""
+    if not text.strip():
+        raise UsageError("Nothing was pasted; paste a share code (KT1-…) or the text of a preset.")
+    if len(text) > MAX_CODE:
+        raise UsageError(f"The pasted text has {len(text):,} characters, at most {MAX_CODE:,} are read.")
+    if looks_like_code(text):
+        request, warnings = request_from(Document("The share code", decode_code(text)))
+        found = NamedRequest("shared", request, "a share code", warnings=warnings)
+    elif text.lstrip("\ufeff \t\r\n").startswith("{"):
+        preset, request, warnings = preset_from(_with_envelope(parse(text, "The pasted preset")))
+        found = NamedRequest("pasted", request, "a pasted preset", preset.title, warnings=warnings)
+    else:
+        raise UsageError(
+            "The pasted text is neither a share code (KT1-…) nor a preset ({…}); paste one of them, whole."
+        )
+    return _without_pictures(found, "Pasted text")
+
+
+def from_upload(path: Path, name: str = "") -> NamedRequest:
+    """The request in an uploaded preset, clip, code or batch of one. `path` must be one that the server itself gave.
+
+    Raises UsageError, naming the file by `name` (else its own name).
+    """
+    known = name or path.name
+    try:
+        if path.stat().st_size > MAX_UPLOAD_BYTES:
+            limit = MAX_UPLOAD_BYTES // (1024 * 1024)
+            raise UsageError(f"{known} is larger than {limit:,} MiB; no preset or clip of Kinetile is.")
+        found = read_source(str(path))
+    except OSError as error:
+        raise UsageError(f"{known} can't be read ({error.strerror or error}); upload it again.") from error
+    except KinetileError as error:
+        raise type(error)(str(error).replace(str(path), known).replace(str(path.parent), "its folder")) from error
+    if len(found) > 1:
+        raise UsageError(
+            f"{known} is a batch of {len(found):,} requests, the page takes one at a time; "
+            f"run it with `python launch.py --headless {known}`."
+        )
+    (one,) = found
+    named = NamedRequest(Path(known).stem, one.request, known, one.title, None, one.warnings, one.metadata)
+    return _without_pictures(named, known)
+
+
+def _with_envelope(document: Document) -> Document:
+    """A bare request is taken as well: it is what a line of a batch looks like."""
+    value = document.value
+    if isinstance(value, dict) and "request" not in value and "prompt" in value:
+        return Document(document.source, {"kinetile": value.get("kinetile", 1), "request": value})
+    return document
+
+
+def _without_pictures(found: NamedRequest, what: str) -> NamedRequest:
+    for name in _PICTURES:
+        if getattr(found.request, name) is not None:
+            raise UsageError(
+                f"{what}, {name}: a picture lies beside its preset and can't come along; add it in Create."
+            )
+    return found
+
+
+__all__ = ["MAX_UPLOAD_BYTES", "from_text", "from_upload"]

@@ -1,0 +1,163 @@
+"""Accelerate: what this machine has, every backend with its state and reason, and switches that are kept.
+
+A switch acts on the next job; a clip that is being made goes on as it began. What the switches mean is `switched`:
+turning a backend on chooses it, turning the chosen one off means plain PyTorch, "automatic" leaves it to the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.errors import KinetileError, UsageError
+from app.models import family_for
+from app.plain import to_data
+from app.request import AccelPreferences, GenerationRequest
+from app.service import Accelerator, with_preferences
+from app.ui.accelerate_view import CHOICES, GROUPS, machine_html, table_html
+from app.ui.context import PRIVATE, Context, TabParts, told
+from app.ui.endpoints import add_endpoints
+from app.ui.rows import actions, read_data
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What this browser tab shows: the newest finished clip that is counted in, and the preferences."""
+
+    last: int = -1
+    preferences: AccelPreferences | None = None
+
+
+def build(context: Context) -> TabParts:
+    """The tab's components and events, inside the `gr.Tab` that is open."""
+    seen = gr.State(Seen())
+    models = [(family.title, family.name) for family in context.families]
+    with gr.Row(elem_classes=["kt-filters"], visible=len(models) > 1):
+        model = gr.Dropdown(models, value=models[0][1], label="For the model")
+    problem = gr.HTML("", apply_default_css=False, elem_id="kt-accel-problem")
+    table = actions('<p class="kt-quiet">Looking at this machine …</p>', elem_id="kt-accelerators")
+    gr.HTML(
+        '<p class="kt-quiet">Switches are kept and act on the next clip. Automatic chooses the fastest exact backend '
+        "that this machine has proved; approximate ones are used only when you switch them on.</p>",
+        apply_default_css=False,
+    )
+    machine = gr.HTML(machine_html(None), apply_default_css=False, elem_id="kt-machine")
+
+    tab = _Tab(context)
+    shown = [seen, table, problem]
+    context.version.change(tab.refresh, [seen, model], shown, trigger_mode="always_last", **PRIVATE)
+    model.change(told(tab.show), [model], shown, **PRIVATE)
+    table.click(told(tab.switch), [model], shown, **PRIVATE)
+    tab.add_endpoints()
+    return TabParts(on_load=[(lambda: tab.load(models[0][1]), shown), (tab.machine, [machine])])
+
+
+@dataclass
+class _Tab:
+    """The events' functions; each returns what this tab has seen, the table, and a problem or nothing."""
+
+    context: Context
+
+    def load(self, model: str) -> list[Any]:
+        """What a page shows that was just opened."""
+        try:
+            return self.show(model)
+        except KinetileError as error:
+            return [Seen(), "", machine_html(None, str(error))]
+
+    def show(self, model: str) -> list[Any]:
+        """The table for a model as things stand."""
+        preferences = self.context.service.preferences()
+        rows = self.rows(model)
+        return [Seen(self._last(), preferences), table_html(rows, preferences), ""]
+
+    def rows(self, model: str) -> tuple[Accelerator, ...]:
+        """Every backend for clips of the model's usual size, under the stored preferences."""
+        service = self.context.service
+        request = family_for(model).normalise(GenerationRequest(model=model)).request
+        return service.accelerators(with_preferences(request, service.preferences()))
+
+    def refresh(self, seen: Seen, model: str) -> list[Any]:
+        """After a clip ended, or a switch was moved in another browser."""
+        if seen == Seen(self._last(), self.context.service.preferences()):
+            return [gr.skip(), gr.skip(), gr.skip()]
+        return self.load(model)
+
+    def _last(self) -> int:
+        newest = self.context.service.history(limit=1, states=("done",)).jobs
+        return newest[0].id if newest else -1
+
+    def switch(self, model: str, event: gr.EventData) -> list[Any]:
+        """A switch was moved. What can't be is refused with its sentence, and nothing changes."""
+        data = read_data(event)
+        setting, name, on = data.get("setting", ""), data.get("name", ""), data.get("on") == "on"
+        service = self.context.service
+        before = service.preferences()
+        if data.get("do") == "choose":
+            after = chosen(before, setting, name)
+        else:
+            after = switched(before, self.rows(model), setting, name, on)
+        service.set_preferences(after)
+        return self.show(model)
+
+    def machine(self) -> str:
+        """The doctor's sentences."""
+        try:
+            return machine_html(self.context.service.doctor())
+        except KinetileError as error:
+            return machine_html(None, str(error))
+
+    def add_endpoints(self) -> None:
+        """Register the endpoints on the page that is being built."""
+
+        def accelerators(model: str = "starter") -> list[dict[str, Any]]:
+            """Every backend of every stage: state, reasons, and what the last clip counted."""
+            return [to_data(row) for row in self.rows(model)]
+
+        def accelerate(setting: str, choice: str) -> dict[str, Any]:
+            """Choose a backend (or dtype, or compile) for the next clips: its name, or "auto". Returns all settings."""
+            self.context.service.set_preferences(chosen(self.context.service.preferences(), setting, choice))
+            return self.context.service.preferences().model_dump()
+
+        def preferences() -> dict[str, Any]:
+            """The accelerators that are chosen for the next clips."""
+            return self.context.service.preferences().model_dump()
+
+        def doctor() -> dict[str, Any]:
+            """What this machine has, what is used, what is missing and what could be turned on."""
+            return self.context.service.doctor()
+
+        add_endpoints(accelerators, accelerate, preferences, doctor)
+
+
+def chosen(preferences: AccelPreferences, setting: str, choice: str) -> AccelPreferences:
+    """With one setting chosen. Raises UsageError for a setting that does not exist."""
+    if setting not in GROUPS and setting not in CHOICES:
+        raise UsageError(f"{setting[:40]!r} is no setting; possible: {', '.join([*GROUPS, *CHOICES])}.")
+    if setting in CHOICES and choice not in dict(CHOICES[setting][2]):
+        possible = ", ".join(value for value, _ in CHOICES[setting][2])
+        raise UsageError(f"{setting}: {choice[:40]!r} is not possible; choose one of {possible}.")
+    return preferences.model_copy(update={setting: choice})
+
+
+def switched(
+    preferences: AccelPreferences, rows: Sequence[Accelerator], setting: str, name: str, on: bool
+) -> AccelPreferences:
+    """The preferences after a switch was moved; name: the backend's, "" for the switch "automatic".
+
+    Raises UsageError for a setting or backend that does not exist.
+    """
+    own = [row for row in rows if row.setting == setting]
+    reference = next((row.name for row in own if row.reference), "auto")
+    if not name:
+        engaged = next((row.name for row in own if row.state == "on"), reference)
+        return chosen(preferences, setting, "auto" if on else engaged)
+    row = next((row for row in own if row.name == name), None)
+    if row is None:
+        raise UsageError(f"{name[:40]!r} is no backend for {setting[:40]}; reload the page.")
+    if on:
+        return chosen(preferences, setting, name)
+    return chosen(preferences, setting, "auto" if row.reference else reference)

@@ -1,0 +1,175 @@
+"""The Accelerate tab as markup: what the machine has, and one row per backend and stage with its state and switch.
+
+Colour never speaks alone: each state stands there in words, behind a mark of its own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.request import AccelPreferences
+from app.service import Accelerator
+from app.ui.context import escaped, plural, sentences_html
+from app.ui.rows import button
+
+Look = Literal["proved", "unproved", "plain", "off", "unavailable"]
+
+GROUPS: Mapping[str, tuple[str, str]] = {
+    "attention": ("Attention", "of the transformer: most of a clip's time for long or large clips"),
+    "linear": ("Linears", "of the transformer"),
+    "text_encoder_linear": ("Text encoder", "its linears, once per clip"),
+    "vae": ("Decoding", "the VAE: latents to frames"),
+}
+"""Title and meaning of each setting, in the order of the page."""
+
+CHOICES: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
+    "dtype": (
+        "Precision",
+        "the numbers that the model computes with",
+        (("auto", "Automatic"), ("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")),
+    ),
+    "compile": (
+        "Compiled blocks",
+        "torch.compile for the transformer: slow first clip, faster later ones of the same size",
+        (("auto", "Automatic"), ("yes", "On"), ("no", "Off")),
+    ),
+}
+"""Settings that are no backend: title, meaning, and what can be chosen."""
+
+HEADINGS = (
+    ("have", "What this machine has"),
+    ("use", "What is used"),
+    ("missing", "What is missing, and what to do"),
+    ("could", "What could be turned on"),
+)
+MARKS: Mapping[Look, str] = {"proved": "●", "unproved": "◐", "plain": "○", "off": "–", "unavailable": "×"}
+
+
+@dataclass(frozen=True)
+class State:
+    """How a row looks: `look` chooses colour and mark, `words` say it."""
+
+    look: Look
+    words: str
+
+
+def state_of(row: Accelerator) -> State:
+    """Green is only for what is engaged, exact, and served every call of the last clip."""
+    if row.state == "unavailable":
+        return State("unavailable", "unavailable")
+    if row.state == "off":
+        return State("off", "off")
+    how = "on, chosen by you" if row.forced else "on"
+    if row.reference:
+        return State("plain", f"{how}: plain PyTorch")
+    if not row.exact:
+        return State("unproved", f"{how}: approximate")
+    if not row.calls:
+        return State("unproved", f"{how}: not proved by a clip yet")
+    if row.served < row.calls:
+        return State("unproved", f"{how}: some calls fell back")
+    return State("proved", f"{how}: proved by the last clip")
+
+
+def counts_of(row: Accelerator) -> str:
+    """What the last clip counted."""
+    if not row.calls:
+        return "–"
+    fallen = row.calls - row.served
+    return f"{row.served:,} of {plural(row.calls, 'call')}" + (f", {fallen:,} fell back" if fallen else "")
+
+
+def table_html(rows: Sequence[Accelerator], preferences: AccelPreferences) -> str:
+    """Every backend by setting, and the other choices."""
+    groups = "".join(
+        _group(setting, [row for row in rows if row.setting == setting], preferences)
+        for setting in GROUPS
+        if any(row.setting == setting for row in rows)
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("Backend", "State", "Why", "Last clip", "Switch"))
+    return (
+        f'<table class="kt-accel"><thead><tr>{head}</tr></thead>{groups}</table>'
+        f'<div class="kt-choices">{"".join(_choice(name, preferences) for name in CHOICES)}</div>'
+    )
+
+
+def _group(setting: str, rows: Sequence[Accelerator], preferences: AccelPreferences) -> str:
+    title, meaning = GROUPS[setting]
+    automatic = getattr(preferences, setting) == "auto"
+    switch = _switch(automatic, f"{title}: choose automatically", "automatic", setting=setting, name="")
+    head = (
+        f'<tr class="kt-group"><th scope="rowgroup" colspan="4">{escaped(title)} '
+        f'<span class="kt-quiet">{escaped(meaning)}</span></th>'
+        f'<td class="kt-switch-cell"><span class="kt-quiet">automatic</span>{switch}</td></tr>'
+    )
+    return f"<tbody>{head}{''.join(_row(row, title) for row in rows)}</tbody>"
+
+
+def _row(row: Accelerator, title: str) -> str:
+    state = state_of(row)
+    reasons = " ".join(_sentence(reason) for reason in row.reasons)
+    disabled = row.state == "unavailable"
+    switch = _switch(row.state == "on", f"{title}: {row.title}", "toggle", disabled, setting=row.setting, name=row.name)
+    return (
+        f'<tr class="kt-look-{state.look}"><th scope="row"><span class="kt-name">{escaped(row.title)}</span> '
+        f"<code>{escaped(row.name)}</code></th>"
+        f'<td data-label="State"><span class="kt-mark" aria-hidden="true">{MARKS[state.look]}</span> '
+        f"{escaped(state.words)}</td>"
+        f'<td data-label="Why" class="kt-why">{escaped(reasons)}</td>'
+        f'<td data-label="Last clip" class="kt-count">{escaped(counts_of(row))}</td>'
+        f'<td class="kt-switch-cell">{switch}</td></tr>'
+    )
+
+
+def _switch(on: bool, label: str, do: str, disabled: bool = False, **data: str) -> str:
+    attributes = "".join(f' data-{name}="{escaped(value)}"' for name, value in data.items())
+    return (
+        f'<button type="button" role="switch" class="kt-switch" aria-checked="{"true" if on else "false"}" '
+        f'aria-label="{escaped(label)}" data-do="{do}" data-on="{"off" if on else "on"}"{attributes}'
+        f"{' disabled' if disabled else ''}><i></i></button>"
+    )
+
+
+def _choice(name: str, preferences: AccelPreferences) -> str:
+    title, meaning, choices = CHOICES[name]
+    now = getattr(preferences, name)
+    buttons = "".join(
+        button(text, "choose", "", "chosen" if value == now else "", setting=name, name=value).replace(
+            "<button ", f'<button aria-pressed="{"true" if value == now else "false"}" ', 1
+        )
+        for value, text in choices
+    )
+    return (
+        f'<div class="kt-choice" role="group" aria-label="{escaped(title)}"><span><b>{escaped(title)}</b> '
+        f'<span class="kt-quiet">{escaped(meaning)}</span></span><span class="kt-buttons">{buttons}</span></div>'
+    )
+
+
+def machine_html(report: Mapping[str, Any] | None, problem: str = "") -> str:
+    """The doctor's sentences under their headings."""
+    if problem:
+        return sentences_html([problem], "bad")
+    if report is None:
+        return '<p class="kt-quiet" role="status">Looking at this machine …</p>'
+    parts = []
+    for name, heading in HEADINGS:
+        sentences = [str(sentence) for sentence in report.get(name, ())]
+        if not sentences and name != "missing":
+            continue
+        items = "".join(
+            f"<li{' class=kt-inner' if sentence.startswith(' ') else ''}>{escaped(sentence.strip())}</li>"
+            for sentence in sentences or ["Nothing."]
+        )
+        opened = " open" if name in ("have", "missing") else ""
+        parts.append(
+            f'<details class="kt-doctor"{opened}><summary>{escaped(heading)}</summary>'
+            f'<ul class="kt-sentences">{items}</ul></details>'
+        )
+    return "".join(parts)
+
+
+def _sentence(reason: str) -> str:
+    text = reason.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

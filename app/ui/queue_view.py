@@ -1,0 +1,266 @@
+"""The queue and one stretch of the history as markup. Pure: jobs in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from app.acceleration import summary
+from app.console import describe
+from app.jobs import Job, JobState
+from app.progress import Progress
+from app.service import JobProgress, Snapshot
+from app.ui.context import Context, escaped, file_url, plural, seconds_text, sentences_html
+from app.ui.rows import button, clock, facts, shortened
+
+MOST_SHOWN = 100
+"""Waiting jobs that are shown; a count of 1000 would make a page of 1000 rows that nobody reads."""
+PAGE = 48
+"""Clips on one page of the history: fills whole rows of 2, 3, 4, 6 and 8."""
+
+STATES: Mapping[str, str] = {
+    "queued": "waiting",
+    "running": "running",
+    "done": "done",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "crashed": "crashed",
+}
+STATE_MARKS: Mapping[str, str] = {"done": "✓", "failed": "✕", "cancelled": "–", "crashed": "✕"}
+
+
+def name_of(job: Job) -> str:
+    """The prompt, else the job's name."""
+    return job.spec.request.prompt.strip() or job.spec.name
+
+
+# -- the queue --
+
+
+def queue_html(snapshot: Snapshot) -> str:
+    """What runs and what waits, with its buttons."""
+    if snapshot.running is None and not snapshot.waiting:
+        return (
+            '<p class="kt-empty">Nothing is waiting. Press Generate on Create: you may queue as many clips as you '
+            "like, and close this page while they are made.</p>"
+        )
+    parts = [_running(snapshot.running, snapshot.progress)] if snapshot.running else []
+    waiting = snapshot.waiting
+    if waiting:
+        shown = waiting[:MOST_SHOWN]
+        rows = "".join(_waiting(job, place, len(waiting)) for place, job in enumerate(shown))
+        parts.append(_for_all(waiting))
+        parts.append(f'<ol class="kt-list" aria-label="Waiting, the next one first">{rows}</ol>')
+        if len(waiting) > len(shown):
+            parts.append(f'<p class="kt-quiet">and {plural(len(waiting) - len(shown), "more job")} behind them.</p>')
+    if snapshot.worker.note:
+        parts.append(f'<p class="kt-quiet">{escaped(snapshot.worker.note)}</p>')
+    return f'<div class="kt-queue">{"".join(parts)}</div>'
+
+
+def _running(job: Job, progress: JobProgress | None) -> str:
+    stopping = progress is not None and progress.stopping
+    state, percent = progress_of(progress)
+    bar = (
+        f'<div class="kt-bar" role="progressbar" aria-label="Progress of job {job.id}" aria-valuemin="0" '
+        f'aria-valuemax="100" aria-valuenow="{percent}"><i style="width:{percent}%"></i></div>'
+    )
+    cancel = button("Cancel", "cancel", f"Cancel job {job.id}", disabled=stopping, job=job.id)
+    again = button("Once more", "duplicate", f"Queue job {job.id} once more", job=job.id)
+    return (
+        f'<div class="kt-item kt-running" data-job="{job.id}">{_text(job)}'
+        f'<div class="kt-now"><span class="kt-state">{escaped(state)}</span>{bar}</div>'
+        f'<span class="kt-buttons">{again}{cancel}</span></div>'
+    )
+
+
+def progress_of(progress: JobProgress | None) -> tuple[str, int]:
+    """How far the running job is, in words and in percent."""
+    if progress is None:
+        return "starting", 0
+    percent = round(100 * progress.fraction)
+    if progress.stopping:
+        return "stopping after this step", percent
+    told = Progress(progress.stage, progress.step, progress.steps, progress.fraction, None, progress.eta_seconds)
+    return describe(told), percent
+
+
+def _waiting(job: Job, place: int, count: int) -> str:
+    who = f"job {job.id}"
+    buttons = [
+        button("↑", "up", f"Move {who} up", "icon", place == 0, job=job.id, place=place),
+        button("↓", "down", f"Move {who} down", "icon", place == count - 1, job=job.id, place=place),
+        button("First", "first", f"Move {who} to the front", "", place == 0, job=job.id, place=place),
+        button("Release", "release", f"Release {who}", job=job.id)
+        if job.held
+        else button("Hold", "hold", f"Hold {who}", job=job.id),
+        button("Once more", "duplicate", f"Queue {who} once more", job=job.id),
+        button("Remove", "remove", f"Remove {who} from the queue", job=job.id),
+    ]
+    held = '<span class="kt-state">held: it is passed over until released</span>' if job.held else ""
+    return (
+        f'<li class="kt-item{" kt-held" if job.held else ""}" data-job="{job.id}">'
+        f'<span class="kt-place">{place + 1}</span>{_text(job)}{held}'
+        f'<span class="kt-buttons">{"".join(buttons)}</span></li>'
+    )
+
+
+def _text(job: Job) -> str:
+    name = name_of(job)
+    return (
+        f'<span class="kt-what"><span class="kt-name" title="{escaped(shortened(name, 500))}">'
+        f"{escaped(shortened(name, 160))}</span>"
+        f'<span class="kt-facts">{escaped(facts(job.spec.request))} · job {job.id}</span></span>'
+    )
+
+
+def _for_all(waiting: Sequence[Job]) -> str:
+    if len(waiting) < 2:
+        return ""
+    some_run = any(not job.held for job in waiting)
+    hold = button("Hold all", "hold_all") if some_run else button("Release all", "release_all")
+    return f'<div class="kt-all"><span class="kt-quiet">{plural(len(waiting), "job")} waiting</span>{hold}' + (
+        button("Remove all", "remove_all", "Remove all waiting jobs") + "</div>"
+    )
+
+
+# -- the history --
+
+
+def history_html(
+    jobs: Sequence[Job], total: int, offset: int, search: str, states: Sequence[JobState], chosen: int, context: Context
+) -> str:
+    """One page of the history as a gallery, with where it stands in the whole."""
+    if not total:
+        if search.strip():
+            return f'<p class="kt-empty">No clip has “{escaped(shortened(search, 80))}” in its prompt or name.</p>'
+        if len(states) == 1:
+            return f'<p class="kt-empty">No clip is {escaped(STATES[states[0]])}.</p>'
+        return '<p class="kt-empty">No clips yet. Press Generate on Create: the starter needs no download.</p>'
+    cards = "".join(_card(job, chosen, context) for job in jobs)
+    return f'{_pager(total, offset)}<ul class="kt-grid" aria-label="Clips, the newest first">{cards}</ul>'
+
+
+def _pager(total: int, offset: int) -> str:
+    last = min(offset + PAGE, total)
+    where = f"{offset + 1:,} to {last:,} of {plural(total, 'clip')}" if total > PAGE else plural(total, "clip")
+    newer = button("‹ Newer", "page", "Newer clips", "", offset == 0, to=max(0, offset - PAGE), way="newer")
+    older = button("Older ›", "page", "Older clips", "", last >= total, to=offset + PAGE, way="older")
+    arrows = f"{newer}{older}" if total > PAGE else ""
+    return f'<div class="kt-pager"><span class="kt-quiet" role="status">{where}</span>{arrows}</div>'
+
+
+def _card(job: Job, chosen: int, context: Context) -> str:
+    name, request = name_of(job), job.spec.request
+    poster = shown_file(job.result.poster, context) if job.result else None
+    if poster is not None:
+        picture = (
+            f'<img src="{escaped(file_url(poster))}" alt="" loading="lazy" decoding="async" '
+            f'width="{request.width}" height="{request.height}">'
+        )
+    else:
+        picture = f'<span class="kt-no-picture">{escaped("no picture" if job.result else STATES[job.state])}</span>'
+    mark = "" if job.state == "done" else f" {STATE_MARKS[job.state]} {STATES[job.state]}"
+    ended = clock(job.ended) if job.ended else ""
+    return (
+        f'<li><button type="button" class="kt-card kt-{job.state}" data-do="open" data-job="{job.id}" '
+        f'data-event="select" aria-pressed="{"true" if job.id == chosen else "false"}">'
+        f'<span class="kt-frame">{picture}</span><span class="kt-name">{escaped(shortened(name, 90))}</span>'
+        f'<span class="kt-facts">{escaped(ended)}{escaped(mark)}</span></button></li>'
+    )
+
+
+def shown_file(path: Path, context: Context) -> Path | None:
+    """The file if it is there and the browser may have it."""
+    try:
+        return path if path.is_file() and path.resolve().is_relative_to(context.home.outputs.resolve()) else None
+    except OSError:
+        return None
+
+
+# -- one clip --
+
+NOTHING_CHOSEN = '<p class="kt-empty">Choose a clip to play it, to take its settings over, or to make it again.</p>'
+
+
+def clip_html(job: Job | None, context: Context, code: str = "") -> str:
+    """One clip of the history: player, facts, what was adjusted or went wrong, and what can be done with it."""
+    if job is None:
+        return NOTHING_CHOSEN
+    request = job.spec.request
+    parts = [_player(job, context)]
+    parts.append(f'<p class="kt-prompt">{escaped(request.prompt.strip() or job.spec.name)}</p>')
+    parts.append(_facts_table(job))
+    if job.error is not None:
+        parts.append(sentences_html([job.error.message], "bad"))
+        if job.error.detail:
+            parts.append(
+                f"<details><summary>Details for a report</summary><pre>{escaped(job.error.detail)}</pre></details>"
+            )
+    told = [adjustment.reason for adjustment in job.spec.adjustments]
+    parts.append(sentences_html([*told, *(job.result.warnings if job.result else ())]))
+    parts.append(f'<div class="kt-buttons">{"".join(_clip_buttons(job, context))}</div>')
+    if code:
+        parts.append(
+            '<label class="kt-code-label">Share code <textarea class="kt-code" readonly rows="3" '
+            f'onfocus="this.select()">{escaped(code)}</textarea></label>'
+        )
+    return f'<article class="kt-clip" data-job="{job.id}" aria-label="Clip {job.id}">{"".join(parts)}</article>'
+
+
+def _player(job: Job, context: Context) -> str:
+    if job.result is None:
+        return f'<p class="kt-no-clip">{escaped(STATE_MARKS[job.state])} {escaped(STATES[job.state])}</p>'
+    clip, poster = shown_file(job.result.output, context), shown_file(job.result.poster, context)
+    if clip is None:
+        gone = "lies outside the outputs folder" if job.result.output.is_file() else "is no longer there"
+        return f'<p class="kt-no-clip">The file {escaped(job.result.output)} {gone}, so it can’t be played here.</p>'
+    still = f' poster="{escaped(file_url(poster))}"' if poster else ""
+    width, height = job.spec.request.width, job.spec.request.height
+    return (
+        f'<video controls loop playsinline preload="metadata" src="{escaped(file_url(clip))}"{still} '
+        f'style="aspect-ratio:{width}/{height}" aria-label="{escaped(shortened(name_of(job), 120))}"></video>'
+    )
+
+
+def _facts_table(job: Job) -> str:
+    request = job.spec.request
+    rows = [
+        ("Model", request.model),
+        ("Clip", facts(request)),
+        ("Guidance", f"{request.guidance:g}, scheduler {request.scheduler}" if request.guidance is not None else ""),
+        ("Not in it", request.negative_prompt or ""),
+        ("Made", f"{clock(job.ended)}" if job.ended else ""),
+    ]
+    if job.seconds is not None:
+        rows.append(("Took", _took(job)))
+    if job.result is not None:
+        rows.append(("Served by", summary(job.result.plan, job.result.report)))
+        rows.append(("File", job.result.output.name))
+    items = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in rows if value)
+    return f'<dl class="kt-table">{items}</dl>'
+
+
+def _took(job: Job) -> str:
+    timings = job.result.timings if job.result else {}
+    stages = [
+        f"{name} {timings[name]:.1f}" for name in ("load", "text", "denoise", "decode", "save") if timings.get(name)
+    ]
+    whole = seconds_text(timings.get("total") or job.seconds or 0.0)
+    return f"{whole} ({' · '.join(stages)} s)" if stages else whole
+
+
+def _clip_buttons(job: Job, context: Context) -> list[str]:
+    buttons = [button("Use these settings", "restore", "", "strong", job=job.id, event="apply")]
+    if job.state != "done":
+        buttons.append(button("Retry", "retry", f"Queue job {job.id} anew", job=job.id))
+    else:
+        buttons.append(button("Make again", "duplicate", "Queue the same clip once more", job=job.id))
+    buttons.append(button("Another seed", "sibling", "Queue the same with another seed", job=job.id))
+    if job.result is not None and (clip := shown_file(job.result.output, context)) is not None:
+        buttons.append(
+            f'<a class="kt-do" href="{escaped(file_url(clip))}" download="{escaped(clip.name)}">Download</a>'
+        )
+    buttons.append(button("Share code", "share", "Show the settings as a share code", job=job.id))
+    buttons.append(button("Delete", "delete", "Delete this clip and its files", job=job.id))
+    return buttons
