@@ -16,6 +16,8 @@ _DESCRIPTION = "Kinetile turns a prompt into a short video, on this machine."
 
 _EPILOG = """\
 examples:
+  python launch.py
+      open the page, at http://127.0.0.1:7860 or the next free port
   python launch.py --headless
       make the first example clip: nothing to download, nothing to set
   python launch.py --headless starter-rocket --set steps=12 --set "prompt=a red ball"
@@ -89,6 +91,12 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--json", action="store_true", dest="as_json", help="print the result as JSON; progress goes to stderr"
     )
+    page = made.add_argument_group("the page, which opens when nothing else is asked for")
+    page.add_argument("--port", type=int, metavar="N", help="port of the page (default: the first free one from 7860)")
+    page.add_argument("--open", action="store_true", dest="open_browser", help="open the page in a browser")
+    page.add_argument("--listen", action="store_true", help="let other machines connect; needs --auth or --no-auth")
+    page.add_argument("--auth", metavar="USER:PASSWORD", help="ask for this user and password")
+    page.add_argument("--no-auth", action="store_true", help="with --listen: ask for nothing")
     return made
 
 
@@ -134,10 +142,21 @@ def _dispatch(options: argparse.Namespace) -> int:
 
 def _page(options: argparse.Namespace) -> int:
     """No verb: the page opens here."""
-    raise CannotRunError(
-        "This version has no page, it works from the command line: python launch.py --headless makes a first clip, "
-        "python launch.py --help tells the rest."
+    from app.paths import home
+    from app.ui.server import serve, settings_of
+
+    asked = vars(options)
+    if others := [name for name in _FOR_BATCHES if asked.get(name) not in (None, False, [])]:
+        flag = "--set" if others[0] == "assignments" else f"--{others[0].removeprefix('as_').replace('_', '-')}"
+        raise UsageError(f"{flag} goes with --headless: the page has its own place for that.")
+    return serve(
+        settings_of(
+            home(options.home), options.port, options.open_browser, options.listen, options.auth, options.no_auth
+        )
     )
+
+
+_FOR_BATCHES = ("assignments", "count", "strict", "accel", "out", "resume", "fail_fast", "dry_run", "as_json")
 
 
 def _doctor(options: argparse.Namespace) -> int:

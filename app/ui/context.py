@@ -3,7 +3,7 @@
 Every tab is one module with `build(context) -> TabParts`, called inside its own `gr.Tab`. It attaches its own events.
 
 - `context.version` changes whenever the queue or the history did, in every open tab of the browser: listen to
-  `context.version.change(...)` rather than polling. `context.loaded` are the page's load events in the same sense.
+  `context.version.change(...)` rather than polling. `TabParts.on_load` is for what is shown when the page is opened.
 - `context.form` fills and reads the Create form; `context.show_create()` as an output for `context.tabs` opens it.
 - Actions of a tab that programs may want have an endpoint of their own: `gr.api(fn, api_name=...)` with typed
   arguments and plain data; the page's own events are private (`PRIVATE`).
@@ -27,7 +27,7 @@ from app.models import all_families, family_for
 from app.models.base import Family
 from app.paths import Home
 from app.request import GenerationRequest
-from app.service import Service, with_preferences
+from app.service import Service, open_service, with_preferences
 from app.ui.form import FormFields
 
 Answer = TypeVar("Answer")
@@ -59,8 +59,18 @@ class Context:
     """The folder into which the browser's uploads go; None: outputs only."""
     form: FormFields = field(default_factory=FormFields)
     version: Any = None
-    """gr.State with the number of the newest snapshot of the queue that this browser tab has seen."""
+    """The component whose `change` fires after each change of the queue or the history; it has no value to read."""
     tabs: Any = None
+    page: Any = None
+    """The gr.Blocks that is being built."""
+
+    def reopen(self) -> bool:
+        """Take over when the process that owned the queue is gone; False when that is not possible yet."""
+        try:
+            self.service = open_service(self.home, seconds=2.0)
+        except KinetileError:
+            return False
+        return True
 
     def show_create(self) -> Any:
         """The update of `tabs` that opens Create."""

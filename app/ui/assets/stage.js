@@ -1,0 +1,189 @@
+// The stage: preview and player, progress, facts, recent clips. Data comes from the server's `poll`; nodes are kept, so
+// nothing flickers or jumps. The clip on the stage follows the work unless the person chose another one.
+const part = (name) => element.querySelector('.ks-' + name);
+const every = {running: 400, idle: 1200, hidden: 4000};
+const state = {revision: '', preview: [0, 0], clip: null, chosen: 0, running: null, recent: [], wanted: null, ended: 0, spoke: 0};
+let timer = null, asking = false, again = false;
+
+const text = (node, words) => { if (node.textContent !== words) node.textContent = words; };
+
+function size(width, height) {
+  part('picture').style.setProperty('--ks-ratio', width / height);
+}
+
+function show(what) {
+  const picture = part('picture'), video = part('video');
+  if (picture.dataset.show === what) return;
+  picture.dataset.show = what;
+  if (what !== 'clip') video.pause();
+  else play();
+}
+
+function play() {
+  const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
+  if (!still && part('video').src) part('video').play().catch(() => {});
+}
+
+function showClip(clip) {
+  const video = part('video');
+  const other = !state.clip || state.clip.job !== clip.job;
+  state.clip = clip;
+  if (other) {
+    size(clip.width, clip.height);
+    video.poster = clip.poster;
+    video.src = clip.video;
+    video.setAttribute('aria-label', 'Clip: ' + (clip.prompt || clip.title));
+    text(part('title'), clip.prompt || clip.title);
+    text(part('settings'), clip.settings);
+    text(part('times'), clip.facts);
+    text(part('accelerators'), clip.accelerators);
+    part('notes').replaceChildren(...clip.notes.map((note) => Object.assign(document.createElement('li'), {textContent: note})));
+    const link = element.querySelector('[data-do=download]');
+    link.href = clip.video; link.download = clip.name; link.removeAttribute('aria-disabled');
+    element.querySelector('.ks-code').hidden = true;
+    for (const name of ['reuse', 'share']) element.querySelector(`[data-do=${name}]`).disabled = false;
+    window.kinetile.seed = clip.seed;
+  }
+  show('clip');
+  if (other) play();
+  markChosen();
+}
+
+function showPreview(preview) {
+  const node = part('preview');
+  state.preview = [preview.job, preview.number];
+  node.style.backgroundImage = `url(${preview.picture})`;
+  node.style.setProperty('--ks-frames', preview.frames);
+  node.dataset.number = preview.number;
+  if (state.running && !state.chosen) { size(state.running.width, state.running.height); show('preview'); }
+}
+
+function markChosen() {
+  for (const node of part('recent').children) {
+    node.setAttribute('aria-pressed', String(state.clip && part('picture').dataset.show === 'clip' && +node.dataset.job === state.clip.job));
+  }
+}
+
+function showRecent(clips) {
+  state.recent = clips;
+  const known = new Map([...part('recent').children].map((node) => [+node.dataset.job, node]));
+  part('recent').replaceChildren(...clips.map((clip) => {
+    const old = known.get(clip.job);
+    if (old) return old;
+    const node = document.createElement('button');
+    node.type = 'button'; node.dataset.do = 'show'; node.dataset.job = clip.job;
+    node.title = clip.prompt || clip.title;
+    node.setAttribute('aria-label', 'Show the clip: ' + (clip.prompt || clip.title));
+    const picture = document.createElement('img');
+    picture.src = clip.poster; picture.alt = ''; picture.loading = 'lazy'; picture.width = clip.width; picture.height = clip.height;
+    node.append(picture);
+    return node;
+  }));
+}
+
+function tellProgress(running, waiting) {
+  const bar = part('bar'), percent = Math.round((running ? running.fraction : 0) * 100);
+  bar.setAttribute('aria-valuenow', percent);
+  bar.firstElementChild.style.transform = `scaleX(${running ? running.fraction : 0})`;
+  const more = waiting ? ` · ${waiting} waiting` : '';
+  const words = running ? running.text + more : waiting ? `${waiting} waiting` : 'Ready. Closing this page is safe: jobs go on without it.';
+  text(part('now'), words);
+  bar.setAttribute('aria-valuetext', words);
+  element.querySelector('[data-do=cancel]').disabled = !running || running.stopping;
+  if (running && Date.now() - state.spoke > 5000) { state.spoke = Date.now(); text(part('said'), words); }
+  document.body.classList.toggle('kt-busy', !!running);
+  document.title = running ? `${percent} % · Kinetile` : 'Kinetile';
+  const tab = document.getElementById('tab-queue-button');
+  if (tab) { const count = waiting + (running ? 1 : 0); if (count) tab.dataset.count = count; else delete tab.dataset.count; }
+}
+
+function take(news) {
+  if (news.error) { text(part('now'), news.error); return; }
+  const before = state.running;
+  state.running = news.running;
+  if (news.running && (!before || before.job !== news.running.job)) {
+    text(part('trouble'), '');
+    if (!state.chosen) { size(news.running.width, news.running.height); part('preview').style.backgroundImage = 'none'; show('preview'); }
+  }
+  if (news.running && news.running.text.startsWith('starting')) part('picture').classList.add('ks-waiting'); else part('picture').classList.remove('ks-waiting');
+  if (news.preview) showPreview(news.preview);
+  if (news.recent) {
+    showRecent(news.recent);
+    takeEnd(news.ended);
+    if (state.revision && news.revision !== state.revision) trigger('change', {revision: news.revision});
+  }
+  state.revision = news.revision;
+  if (!news.running && !state.chosen) {
+    if (state.recent.length) showClip(state.recent[0]); else { show('empty'); }
+  }
+  const machine = document.getElementById('kt-header-machine');
+  if (machine && news.machine) text(machine, news.machine);
+  tellProgress(news.running, news.waiting);
+  markChosen();
+}
+
+function takeEnd(ended) {
+  if (!ended || ended.job === state.ended) return;
+  const first = state.revision === '';
+  state.ended = ended.job;
+  if (first) return;
+  text(part('said'), `${ended.title}: ${ended.state}`);
+  if (ended.state === 'failed' || ended.state === 'crashed') text(part('trouble'), ended.why);
+  if (ended.state === 'cancelled') text(part('trouble'), 'Cancelled; nothing was saved.');
+}
+
+async function poll() {
+  if (asking) { again = true; return; }
+  asking = true; clearTimeout(timer);
+  try {
+    take(await server.poll({revision: state.revision, preview: state.preview}));
+  } catch (error) {
+    text(part('now'), 'No answer from Kinetile. If it was stopped, start it again: the queue is kept.');
+  }
+  asking = false;
+  const wait = again ? 0 : document.hidden ? every.hidden : state.running ? every.running : every.idle;
+  again = false;
+  timer = setTimeout(poll, wait);
+}
+
+const actions = {
+  show(node) {
+    const clip = state.recent.find((one) => one.job === +node.dataset.job);
+    if (!clip) return;
+    state.chosen = clip.job === (state.recent[0] || {}).job && !state.running ? 0 : clip.job;
+    showClip(clip);
+  },
+  async cancel() {
+    if (!state.running) return;
+    const job = state.running.job;
+    element.querySelector('[data-do=cancel]').disabled = true;
+    const answer = await server.cancel({job});
+    if (answer.error) text(part('trouble'), answer.error);
+    poll();
+  },
+  reuse() { if (state.clip) trigger('select', {job: state.clip.job}); },
+  async share() {
+    if (!state.clip) return;
+    const answer = await server.share({job: state.clip.job}), field = element.querySelector('.ks-code textarea');
+    field.value = answer.code || answer.error;
+    element.querySelector('.ks-code').hidden = false;
+    field.focus(); field.select();
+    if (answer.code && navigator.clipboard) {
+      navigator.clipboard.writeText(answer.code).then(() => text(part('said'), 'Share code copied'), () => {});
+    }
+  },
+};
+
+element.addEventListener('click', (event) => {
+  const node = event.target.closest('[data-do]');
+  if (node && actions[node.dataset.do]) actions[node.dataset.do](node);
+});
+document.addEventListener('visibilitychange', () => { if (!document.hidden) poll(); });
+
+window.kinetile = Object.assign(window.kinetile || {}, {
+  poll,
+  cancel: actions.cancel,
+  running: () => !!state.running,
+  follow() { state.chosen = 0; text(part('trouble'), ''); poll(); },
+});
+poll();

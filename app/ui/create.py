@@ -1,0 +1,254 @@
+"""Create: the request on the left, the stage with preview and player on the right.
+
+The request is read from the form when Generate is pressed; what runs afterwards never looks at the page again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.console import duration
+from app.errors import KinetileError, UsageError
+from app.models import family_for
+from app.models.base import Normalised
+from app.presets import encode_code
+from app.request import GenerationRequest
+from app.ui import create_endpoints
+from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
+from app.ui.form import FIXED, NAMES, RANDOM, REUSE, values_of
+from app.ui.live import Live
+from app.ui.saved import restored
+from app.ui.sizes import ASPECTS, CUSTOM, QUALITIES, choice_of, size_of
+
+ASSETS = Path(__file__).parent / "assets"
+STORE = "kinetile-form"
+"""Where the browser keeps what was typed."""
+
+_SAVE = f"""(...values) => {{
+  if (!(window.kinetile || {{}}).restored) return values[values.length - 1];
+  return Object.fromEntries({list(NAMES)}.map((name, i) => [name, values[i]]));
+}}"""
+_RESTORED = "() => { window.kinetile = Object.assign(window.kinetile || {}, {restored: true}); }"
+_REUSE = f"(mode, seed) => mode === '{REUSE}' && (window.kinetile || {{}}).seed ? window.kinetile.seed : seed"
+
+
+def build(context: Context, live: Live) -> TabParts:
+    """The tab's components and events, inside the `gr.Tab` that is open. Sets the context's form and version."""
+    with gr.Row(elem_classes=["kt-create"], equal_height=False):
+        with gr.Column(elem_classes=["kt-request"], scale=0, min_width=300):
+            parts = _form(context)
+        with gr.Column(elem_classes=["kt-right"], scale=1, min_width=300):
+            stage = _stage(context, live)
+    context.version = stage
+    store = gr.BrowserState(None, storage_key=STORE, secret=STORE)
+    _connect(context, parts, stage, store)
+    create_endpoints.add(context)
+    return TabParts()
+
+
+def _form(context: Context) -> dict[str, Any]:
+    """The fields; those of the request go into `context.form`, all of them are returned by name."""
+    defaults = values_of(GenerationRequest(model=context.families[0].name))
+    families = [(family.title, family.name) for family in context.families]
+    aspect, quality = choice_of(context.families[0], defaults["width"], defaults["height"])
+    made: dict[str, Any] = {"model": gr.Dropdown(families, value=defaults["model"], label="Model", filterable=False)}
+    made["prompt"] = gr.Textbox(
+        label="Prompt", lines=3, max_lines=8, placeholder="a yellow rocket flies over a green hill", elem_id="kt-prompt"
+    )
+    made["tokens"] = gr.HTML("", elem_id="kt-tokens", apply_default_css=False)
+    made["negative_prompt"] = gr.Textbox(label="Negative prompt", lines=1, max_lines=4, elem_id="kt-negative")
+    with gr.Row(elem_classes=["kt-fields"]):
+        made["aspect"] = gr.Dropdown([*ASPECTS, CUSTOM], value=aspect, label="Aspect", min_width=80, filterable=False)
+        made["quality"] = gr.Dropdown(
+            [*QUALITIES, CUSTOM], value=quality, label="Quality", min_width=80, filterable=False
+        )
+        made["width"] = gr.Number(defaults["width"], label="Width", min_width=70)
+        made["height"] = gr.Number(defaults["height"], label="Height", min_width=70)
+    with gr.Row(elem_classes=["kt-fields"]):
+        made["frames"] = gr.Number(defaults["frames"], label="Frames", min_width=70)
+        made["fps"] = gr.Number(defaults["fps"], label="Frames per second", min_width=110)
+        made["steps"] = gr.Number(defaults["steps"], label="Steps", min_width=70)
+        made["guidance"] = gr.Number(defaults["guidance"], label="Guidance", step=0.5, min_width=70)
+    made["length"] = gr.HTML("", elem_id="kt-length", apply_default_css=False)
+    with gr.Row(elem_classes=["kt-fields", "kt-seeds"]):
+        made["seed_mode"] = gr.Radio([RANDOM, FIXED, REUSE], value=RANDOM, label="Seed", scale=3, min_width=190)
+        made["seed"] = gr.Textbox("", label="Seed number", max_lines=1, scale=2, min_width=110, max_length=16)
+        made["count"] = gr.Number(1, label="Clips", scale=1, min_width=60)
+    with gr.Accordion("More", open=False, elem_classes=["kt-more"]):
+        with gr.Row(elem_classes=["kt-fields"]):
+            made["scheduler"] = gr.Dropdown(
+                list(context.families[0].schedulers),
+                value=defaults["scheduler"],
+                label="Scheduler",
+                min_width=100,
+                allow_custom_value=True,
+            )
+            made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100)
+        made["carried"] = gr.Textbox("", label="Taken over from a preset", max_lines=3, interactive=True)
+    with gr.Column(elem_classes=["kt-go"]):
+        made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)
+        made["generate"] = gr.Button("Generate", variant="primary", elem_id="kt-generate")
+        made["notice"] = gr.HTML("", elem_id="kt-notice", apply_default_css=False)
+    context.form.by_name = {name: made[name] for name in NAMES}
+    return made
+
+
+def _stage(context: Context, live: Live) -> Any:
+    """Preview, player, progress and recent clips."""
+
+    def poll(seen: dict[str, Any]) -> dict[str, Any]:
+        return live.poll(seen if isinstance(seen, dict) else {})
+
+    def cancel(what: dict[str, Any]) -> dict[str, Any]:
+        try:
+            context.service.cancel([int(what["job"])])
+        except (KinetileError, KeyError, TypeError, ValueError) as error:
+            return {"error": str(error)}
+        return {}
+
+    def share(what: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"code": encode_code(context.service.get([int(what["job"])])[0].spec.request)}
+        except (KinetileError, KeyError, TypeError, ValueError) as error:
+            return {"error": str(error)}
+
+    return gr.HTML(
+        "",
+        html_template=(ASSETS / "stage.html").read_text(encoding="utf-8"),
+        js_on_load=(ASSETS / "stage.js").read_text(encoding="utf-8"),
+        server_functions=[poll, cancel, share],
+        apply_default_css=False,
+        elem_id="kt-stage",
+    )
+
+
+def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) -> None:
+    """What happens when something is changed or pressed."""
+    fields = context.form.components
+    changes = [field.change for field in fields]
+    told_live = [parts["tokens"], parts["length"]]
+    latest = {**QUICK, "trigger_mode": "always_last"}
+
+    def advise(*values: Any) -> list[Any]:
+        return _advice(context, values)
+
+    def estimate(*values: Any) -> Any:
+        return _estimate(context, values)
+
+    def submit(*values: Any) -> Any:
+        return _submit(context, values)
+
+    gr.on(changes, advise, fields, told_live, **latest)
+    gr.on(changes, estimate, fields, [parts["estimate"]], **{**PRIVATE, "trigger_mode": "always_last"})
+    gr.on(changes, None, [*fields, store], [store], js=_SAVE, **PRIVATE)
+
+    size = [parts["width"], parts["height"]]
+    by_choice = [parts["model"], parts["aspect"], parts["quality"]]
+    gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **QUICK)
+    gr.on([field.change for field in size], _chosen, [parts["model"], *size], by_choice[1:], **latest)
+    parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **QUICK)
+    parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
+
+    parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
+        None, None, None, js="() => window.kinetile && window.kinetile.follow()", **PRIVATE
+    )
+
+    def reuse(event: gr.EventData) -> list[Any]:
+        return context.form.fill(context.service.get([_number(event)])[0].spec.request)
+
+    stage.select(told(reuse), None, fields, **QUICK)
+
+    page = context.page
+    page.load(restored, [store], fields, **QUICK).then(None, None, None, js=_RESTORED, **PRIVATE)
+    page.load(advise, fields, told_live, **QUICK)
+    page.load(estimate, fields, [parts["estimate"]], **PRIVATE)
+
+
+def _number(event: gr.EventData) -> int:
+    try:
+        return int(event._data["job"])
+    except (KeyError, TypeError, ValueError):
+        raise UsageError("That clip is not known; reload the page.") from None
+
+
+def _sized(model: str, aspect: str, quality: str) -> list[Any]:
+    """Width and height for aspect and quality; "Custom" leaves them as they are."""
+    if aspect == CUSTOM and quality == CUSTOM:
+        return [gr.skip(), gr.skip()]
+    family = family_for(model)
+    own = choice_of(family, family.defaults.width, family.defaults.height)
+    aspect = own[0] if aspect == CUSTOM else aspect
+    return list(size_of(family, aspect, "Standard" if quality == CUSTOM else quality))
+
+
+def _chosen(model: str, width: Any, height: Any) -> list[Any]:
+    return list(choice_of(family_for(model), width, height))
+
+
+def _defaults_of(model: str, *values: Any) -> list[Any]:
+    """Another model: its own sizes and steps, the words and the seed stay."""
+    kept = dict(zip(NAMES, values, strict=True))
+    fresh = values_of(GenerationRequest(model=model))
+    words = ("prompt", "negative_prompt", "seed_mode", "seed", "count")
+    return [kept[name] if name in words else fresh[name] for name in NAMES]
+
+
+def _normalised(context: Context, values: tuple[Any, ...]) -> Normalised:
+    request = context.form.read(*values)
+    return family_for(request.model).normalise(request)
+
+
+def _advice(context: Context, values: tuple[Any, ...]) -> list[str]:
+    """What the model makes of the form: the prompt's tokens, the length and what is adjusted."""
+    try:
+        made = _normalised(context, values)
+    except KinetileError as error:
+        return [gr.skip(), _problem(error)]
+    request, use = made.request, made.prompt_tokens
+    tokens = "" if use is None else f"{use.total:,} of {use.limit:,} tokens"
+    about_prompt = [item.reason for item in made.adjustments if item.field == "prompt"]
+    others = [item.reason for item in made.adjustments if item.field != "prompt"]
+    frames, fps = int(request.frames or 0), float(request.fps or 1)
+    length = f"{request.width}×{request.height} · {frames} frames = {frames / fps:.1f} s at {fps:g} fps"
+    return [
+        f'<p class="kt-hint kt-right-hint">{escaped(tokens)}</p>{sentences_html(about_prompt)}',
+        f'<p class="kt-hint">{escaped(length)}</p>{sentences_html(others)}',
+    ]
+
+
+def _problem(error: KinetileError) -> str:
+    return f'<p class="kt-problem">{escaped(error)}</p>'
+
+
+def _estimate(context: Context, values: tuple[Any, ...]) -> str:
+    """Minutes, memory, and whether it fits, before anything is pressed."""
+    try:
+        request = _normalised(context, values).request
+        found = context.service.estimate(request)
+    except KinetileError as error:
+        return f'<p class="kt-hint">{escaped(error)}</p>' if not isinstance(error, UsageError) else gr.skip()
+    count = int(request.count)
+    if found.seconds is None:
+        time = "time not known before the first clip"
+    else:
+        time = f"about {duration(found.seconds * count)}" + (f" for {plural(count, 'clip')}" if count > 1 else "")
+    free = f" of {bytes_text(found.memory_free)} free" if found.memory_free else ""
+    words = [time, bytes_text(found.memory) + free]
+    if found.fits:
+        return f'<p class="kt-hint" title="{escaped(found.basis)}">{escaped(" · ".join([*words, "fits"]))}</p>'
+    return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{sentences_html(found.blocked, "bad")}'
+
+
+def _submit(context: Context, values: tuple[Any, ...]) -> str:
+    """Put what the form asks for into the queue; what stands against it is one sentence, and nothing typed is lost."""
+    try:
+        specs = context.specs(context.form.read(*values))
+        context.service.submit(specs)
+    except KinetileError as error:
+        return f'<p class="kt-problem" role="alert">{escaped(error)}</p>'
+    if len(specs) == 1:
+        return ""
+    return f'<p class="kt-hint">{len(specs)} clips are in the queue.</p>'

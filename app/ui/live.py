@@ -1,0 +1,231 @@
+"""What moves on the page: the running clip, its preview, the newest clips. One listener for all open browser tabs.
+
+Each tab asks `poll` a few times a second with what it has seen; it gets data, never markup, and pictures only when
+there are new ones. Nothing here depends on a tab: closing one changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import secrets
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from app.console import describe
+from app.jobs import Job
+from app.progress import Progress
+from app.service import JobProgress, OwnerGoneError, Preview, Subscription
+from app.ui.context import Context, file_url, seconds_text
+
+RECENT = 12
+"""Newest clips in the strip."""
+_PATIENCE = 0.5
+_STAGES = (("load", "load"), ("text", "text"), ("denoise", "denoise"), ("decode", "decode"), ("save", "save"))
+
+
+class Live:
+    """The news of one service, for any number of browser tabs. `start` once the page is up, `stop` at its end."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._mark = secrets.token_hex(4)  # another server's counts mean nothing to a tab that stayed open
+        self._count = 0
+        self._cached: tuple[int, dict[str, Any]] | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.machine = ""
+
+    def start(self) -> None:
+        """Begin to listen, and find out about the machine, in threads that end with the process."""
+        for target in (self._listen, self._describe):
+            threading.Thread(target=target, name=f"live-{target.__name__}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._over.set()
+
+    @property
+    def revision(self) -> str:
+        """Another one after each change of the queue or the history; progress does not count."""
+        return f"{self._mark}-{self._count}"
+
+    def poll(self, seen: dict[str, Any]) -> dict[str, Any]:
+        """How things stand. `seen`: the revision and the preview [job, number] that the tab has already."""
+        try:
+            revision = self.revision
+            snapshot = self._context.service.snapshot()
+            answer: dict[str, Any] = {
+                "revision": revision,
+                "waiting": len(snapshot.waiting),
+                "machine": self.machine,
+                "running": None if snapshot.running is None else _running(snapshot.running, snapshot.progress),
+            }
+            if snapshot.running is not None:
+                answer["preview"] = self._preview(snapshot.running, snapshot.progress, seen.get("preview"))
+            if seen.get("revision") != revision:
+                answer |= self._recent()
+            return answer
+        except OwnerGoneError:
+            return {"revision": "", "error": "The process that makes the clips is being replaced; one moment."}
+
+    def _recent(self) -> dict[str, Any]:
+        with self._lock:
+            count = self._count
+            if self._cached is None or self._cached[0] != count:
+                found = self._context.service.history(limit=RECENT, states=("done",))
+                newest = self._context.service.history(limit=1).jobs
+                data = {
+                    "recent": [clip_data(job) for job in found.jobs],
+                    "total": found.total,
+                    "ended": ended_data(newest[0]) if newest else None,
+                }
+                self._cached = (count, data)
+            return self._cached[1]
+
+    def _preview(self, job: Job, progress: JobProgress | None, seen: Any) -> dict[str, Any] | None:
+        if progress is None or not progress.preview or seen == [job.id, progress.preview]:
+            return None
+        preview = self._context.service.preview(job.id)
+        return None if preview is None or seen == [job.id, preview.number] else preview_data(preview)
+
+    def _listen(self) -> None:
+        news: Subscription | None = None
+        while not self._over.is_set():
+            try:
+                news = news or self._context.service.subscribe()
+                event = news.get(timeout=_PATIENCE)
+            except OwnerGoneError:
+                news = None
+                self._over.wait(_PATIENCE)
+                if not self._over.is_set() and self._context.reopen():
+                    self._count += 1
+                continue
+            if event is not None and event.kind in ("job", "queue"):
+                with self._lock:
+                    self._count += 1
+
+    def _describe(self) -> None:
+        from accel.errors import AccelError
+        from app.errors import KinetileError
+
+        try:
+            told = self._context.service.doctor()
+        except (KinetileError, AccelError):
+            return  # the Accelerate tab says why
+        self.machine = machine_line(told.get("machine", {}))
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """The machine in a few words: "Xeon Gold 6530, AMX · 24 GiB"."""
+    cpu = machine.get("cpu", {})
+    gpus = [gpu.get("name", "") for gpu in machine.get("gpus", ()) if gpu.get("usable", {}).get("value") is True]
+    name = gpus[0] if gpus else str(cpu.get("model") or cpu.get("vendor") or "")
+    name = name.replace("(R)", "").replace("(TM)", "").split(" CPU")[0].split(" @")[0].strip()
+    flags = cpu.get("flags", {})
+    best = next((title for flag, title in _BEST if _usable(flags.get(flag))), "")
+    memory = machine.get("memory", {}).get("usable") or 0
+    parts = [", ".join(filter(None, [name, "" if gpus else best]))]
+    if memory:
+        parts.append(f"{memory / 2**30:.0f} GiB")
+    return " · ".join(filter(None, parts))
+
+
+_BEST = (("amx_bf16", "AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2"), ("neon", "NEON"))
+
+
+def _usable(flag: Any) -> bool:
+    return bool(flag.get("usable")) if isinstance(flag, dict) else False
+
+
+def _running(job: Job, progress: JobProgress | None) -> dict[str, Any]:
+    request = job.spec.request
+    told: dict[str, Any] = {
+        "job": job.id,
+        "title": job.spec.name,
+        "width": request.width,
+        "height": request.height,
+        "fraction": 0.0,
+        "text": "starting",
+        "stopping": False,
+    }
+    if progress is not None:
+        words = describe(
+            Progress(progress.stage, progress.step, progress.steps, progress.fraction, None, progress.eta_seconds)
+        )
+        told |= {
+            "text": "stopping after this step" if progress.stopping else words,
+            "fraction": round(progress.fraction, 4),
+            "stopping": progress.stopping,
+            "stage": progress.stage,
+        }
+    return told
+
+
+def clip_data(job: Job) -> dict[str, Any]:
+    """A finished clip as the stage shows it. The seed is text: a browser's numbers are not for seeds."""
+    from app import acceleration
+
+    request, result = job.spec.request, job.result
+    if result is None:
+        raise ValueError(f"job {job.id} has no clip")
+    return {
+        "job": job.id,
+        "title": job.spec.name,
+        "prompt": request.prompt,
+        "width": request.width,
+        "height": request.height,
+        "fps": request.fps,
+        "seed": str(request.seed),
+        "video": file_url(result.output),
+        "poster": file_url(result.poster),
+        "name": result.output.name,
+        "facts": timing_line(result.timings),
+        "accelerators": acceleration.summary(result.plan, result.report),
+        "settings": f"{request.width}×{request.height} · {request.frames} frames at {request.fps:g} fps · "
+        f"{request.steps} steps · guidance {request.guidance:g} · seed {request.seed}",
+        "notes": [item.reason for item in job.spec.adjustments] + list(result.warnings),
+    }
+
+
+def ended_data(job: Job) -> dict[str, Any]:
+    """How the newest job ended."""
+    return {"job": job.id, "state": job.state, "title": job.spec.name, "why": job.error.message if job.error else ""}
+
+
+def timing_line(timings: dict[str, float]) -> str:
+    """ "text 0.1 s · denoise 3.9 s · decode 0.8 s · 5.1 s in all"."""
+    parts = [f"{word} {seconds_text(timings[key])}" for key, word in _STAGES if timings.get(key, 0.0) >= 0.05]
+    if "total" in timings:
+        parts.append(f"{seconds_text(timings['total'])} in all")
+    return " · ".join(parts)
+
+
+def preview_data(preview: Preview) -> dict[str, Any]:
+    """The preview as one picture with its latent frames side by side, which the page plays."""
+    count, height, width, _ = preview.frames.shape
+    return {
+        "job": preview.job,
+        "number": preview.number,
+        "frames": count,
+        "width": width,
+        "height": height,
+        "picture": data_uri(side_by_side(preview.frames)),
+    }
+
+
+def side_by_side(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """(frames, height, width, 3) -> (height, frames * width, 3)."""
+    count, height, width, channels = frames.shape
+    return frames.transpose(1, 0, 2, 3).reshape(height, count * width, channels)
+
+
+def data_uri(picture: npt.NDArray[np.uint8]) -> str:
+    """A small picture for the page itself; nothing is stored."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,127 @@
+"""Who may talk to the page: requests that name this machine, from pages that this server made.
+
+A web site that a person visits can make the browser send requests here, and by rebinding its own name to 127.0.0.1
+even read the answers (DNS rebinding). Both show: the first in the `Origin` header (and `Sec-Fetch-Site`), the second in
+`Host`. An address in digits can't be rebound, so any is taken where other machines may connect.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_UPLOAD = 256 * 2**20
+"""Most bytes of one uploaded file."""
+MAX_BODY = MAX_UPLOAD + 2**20
+_CLOSED = (
+    "/gradio_api/proxy=",
+    "/proxy=",
+    "/gradio_api/deep_link",
+    "/gradio_api/vibe",
+    "/monitoring",
+    "/gradio_api/runs",
+)
+"""Routes of Gradio that this page does not need and that reach further than it does."""
+
+
+class Guard:
+    """ASGI middleware that answers what is not allowed itself, in one sentence, before anything else sees it.
+
+    names: host names that stand for this machine. any_address: whether addresses in digits do, too.
+    """
+
+    def __init__(
+        self, app: App, names: Iterable[str] = ("localhost", "127.0.0.1", "::1"), any_address: bool = False
+    ) -> None:
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+        self._any_address = any_address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        refusal = self.why_not(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
+        else:
+            await _refuse(send, *refusal)
+
+    def why_not(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and sentence of a refusal, None for a request that may go on."""
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
+        hosts = headers.get("host", [])
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            return 421, "This address does not lead to Kinetile here; open the one that it printed when it started."
+        for origin in headers.get("origin", []):
+            if origin.partition("://")[2].lower() != hosts[0].lower():
+                return 403, "Another web page may not talk to Kinetile."
+        site, mode = headers.get("sec-fetch-site", [""])[0], headers.get("sec-fetch-mode", [""])[0]
+        if site in ("cross-site", "same-site") and mode != "navigate":
+            return 403, "Another web page may not use what Kinetile serves."
+        if any(scope["path"].startswith(path) for path in _CLOSED):
+            return 404, "There is nothing here."
+        return _too_much(scope, headers)
+
+    def _is_ours(self, host: str) -> bool:
+        name = host_name(host)
+        if name is None:
+            return False
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+def _too_much(scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
+    if scope.get("method") in ("GET", "HEAD", "OPTIONS") or scope["type"] == "websocket":
+        return None
+    length = headers.get("content-length", [""])[0]
+    if not (length.isascii() and length.isdigit()):
+        return (411, "Say how long the body is.") if "transfer-encoding" in headers else None
+    if len(length) > 15 or int(length) > MAX_BODY:
+        return 413, f"At most {MAX_UPLOAD // 2**20} MiB are taken."
+    return None
+
+
+def host_name(host: str) -> str | None:
+    """The name in a Host header without its port, lower case; None for what is no host."""
+    name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    if not colon:
+        name, port = host, ""
+    if colon and not (port.isascii() and port.isdigit()):
+        return None
+    if name.startswith("["):
+        return name[1:-1].lower() if name.endswith("]") and _is_address(name[1:-1]) else None
+    return name.lower().removesuffix(".") if name and ":" not in name and "@" not in name else None
+
+
+def own_names() -> set[str]:
+    """What this machine is called by others."""
+    name = socket.gethostname().lower()
+    short = name.split(".")[0]
+    return {name, short, f"{short}.local", "localhost", "127.0.0.1", "::1"} - {""}
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _refuse(send: Send, status: int, sentence: str) -> None:
+    body = (sentence + "\n").encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
