@@ -161,6 +161,10 @@ class Dispatcher:
             ended = self._queue.fail(
                 job.id, "failed", JobError(str(error), type(error).__name__, getattr(error, "detail", ""))
             )
+        except Exception as error:
+            _log.exception("job %s met an error", job.id)
+            text = f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error})."
+            ended = self._queue.fail(job.id, "failed", JobError(text))
         else:
             ended = self._queue.finish(job.id, result)
             self._remember(job, result, memory)

@@ -24,6 +24,8 @@ from app.paths import Home
 from app.wire import Channel, Closed, Message
 
 ROOT = Path(__file__).resolve().parent.parent
+SAVING_SECONDS = 60.0
+"""A worker that is alone ends within a step, and within this long where it is saving a finished clip."""
 _LINES_KEPT = 60
 
 # Windows has no signals: the exit codes of what would be one elsewhere.
@@ -84,7 +86,9 @@ class ProcessWorker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env=child_environment(),
+            env=child_environment(
+                {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+            ),
             **apart,
         )
         assert self._process.stdin is not None

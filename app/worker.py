@@ -32,13 +32,14 @@ from app.paths import Home
 from app.plain import from_data, to_data
 from app.progress import Progress
 from app.render import Rendered, render
+from app.supervisor import SAVING_SECONDS
 from app.video import plain
 from app.wire import Channel, Closed, Message
 
 ALIVE_SECONDS = 1.0
 PROGRESS_SECONDS = 0.1
 ORPHAN_SECONDS = 10.0
-"""An orphan that hangs ends itself after this long."""
+"""An orphan that does not stop ends itself after this long, while it saves a finished clip after SAVING_SECONDS."""
 
 
 def main(argv: Sequence[str] | None = None, make_engine: Callable[[Home], Engine] = Engine) -> int:
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None, make_engine: Callable[[Home], Engine
     parser.add_argument("--home", type=Path, required=True)
     options = parser.parse_args(argv)
     channel = _claim_standard_streams()
-    Serving(channel, Home(options.home), make_engine, _end_when_alone).run()
+    serving = Serving(channel, Home(options.home), make_engine, lambda: _end_when_alone(serving))
+    serving.run()
     # Not by way of the interpreter's end: native threads of a library have been seen to hang there.
     sys.stderr.flush()
     os._exit(0)
@@ -65,9 +67,11 @@ def _claim_standard_streams() -> Channel:
     return Channel(os.fdopen(reading, "rb"), os.fdopen(writing, "wb"))
 
 
-def _end_when_alone() -> None:
+def _end_when_alone(serving: Serving) -> None:
     def end() -> None:
         time.sleep(ORPHAN_SECONDS)
+        if serving.is_saving:
+            time.sleep(SAVING_SECONDS - ORPHAN_SECONDS)
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
@@ -89,6 +93,8 @@ class Serving:
         self._asked: queue.Queue[Message | None] = queue.Queue()
         self._cancelled: set[int] = set()
         self._over = threading.Event()
+        self.is_saving = False
+        """Whether a finished clip is being written."""
 
     def run(self) -> None:
         """Serve until told to quit or alone; the model is freed then."""
@@ -140,7 +146,12 @@ class Serving:
 
     def _generate(self, engine: Engine, message: Message) -> None:
         job, spec = int(message["job"]), from_data(JobSpec, message["spec"])
-        progress = _Telling(self._channel, job)
+        telling = _Telling(self._channel, job)
+
+        def progress(news: Progress) -> None:
+            self.is_saving = news.stage == "saving" and news.step == 0
+            telling(news)
+
         reset_peak()
         try:
             made = render(
@@ -157,12 +168,13 @@ class Serving:
         except KinetileError as error:
             self._fail(engine, job, error)
         except MemoryError:  # outside the engine's own care: while saving
-            self._fail(engine, job, _out_of_memory(progress.place()))
+            self._fail(engine, job, _out_of_memory(telling.place()))
         except Exception as error:
-            self._fail(engine, job, _unforeseen(error, progress.place()))
+            self._fail(engine, job, _unforeseen(error, telling.place()))
         else:
             self._channel.send({"say": "done", "job": job, "result": _result(made), "memory": peak_memory()})
         finally:
+            self.is_saving = False
             self._cancelled.discard(job)
             trim()
 

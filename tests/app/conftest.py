@@ -1,14 +1,17 @@
 """Fixtures of the studio's tests: a tiny model in the starter's place, an engine on it, a batch on it."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app import acceleration
 from app.engine import Engine, Frames
 from app.models import starter
 from app.models.base import Family
+from app.paths import Home
 from tests.app.batches import Batch
 from tests.app.engines import REQUEST
 from tests.app.tiny import save_tiny_pipeline
@@ -54,3 +57,20 @@ def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("weights were read")
 
     monkeypatch.setattr("app.loading.load_pipeline", fail)
+
+
+@pytest.fixture(scope="session")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that knows the starter's description for small clips, so that a worker plans without importing torch."""
+    cache = tmp_path_factory.mktemp("described")
+    assert starter.STARTER.folder is not None
+    acceleration.traits(starter.STARTER.folder, 64, 64, 5, cache)
+    return cache
+
+
+@pytest.fixture
+def home(tmp_path: Path, described: Path) -> Home:
+    """A data folder of its own, in which plans are quick."""
+    made = Home(tmp_path / "home")
+    shutil.copytree(described, made.cache, dirs_exist_ok=True)
+    return made

@@ -1,0 +1,109 @@
+"""Jobs as values: what is asked for, what became of it. Frozen, and plain data on every wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.request import Adjustment, GenerationRequest
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled", "crashed"]
+ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What is to be made: one clip. `asked` is the request as it came, `request` as the model takes it (seed known),
+    `adjustments` what lies between; `recorded_plan` is the plan that an earlier clip of the same request was made with
+    (from a stranger's file: anything). `folder` (absolute) is where the clip goes, `origin` how a person knows its
+    source. `key` tells that a batch has been here before: equal for the same source content, index and count.
+    """
+
+    name: str
+    asked: GenerationRequest
+    request: GenerationRequest
+    folder: Path
+    adjustments: tuple[Adjustment, ...] = ()
+    recorded_plan: Any = None
+    origin: str = ""
+    key: str = ""
+    batch: str = ""
+
+    @property
+    def stem(self) -> str:
+        """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
+        apart.
+        """
+        ending = f"-{self.request.seed}"
+        return self.name.removesuffix(ending) + ending  # a clip made again is already called so
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A finished clip: its files, the engaged plan, the installation report, seconds per stage (keys load, text,
+    denoise, decode, save, total), and the sentences that belong to it.
+    """
+
+    output: Path
+    poster: Path
+    plan: dict[str, Any]
+    report: dict[str, Any]
+    timings: dict[str, float]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobError:
+    """Why a job ended without a clip. `message` is the sentence for a person, `kind` the class in `app.errors`,
+    `detail` the traceback where there is one.
+    """
+
+    message: str
+    kind: str = "JobFailedError"
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as it stands. Times are seconds since 1970; `uid` is embedded in the clip's file. A removed one is still
+    found by its id, until it can't be brought back.
+    """
+
+    id: int
+    uid: str
+    spec: JobSpec
+    state: JobState
+    submitted: float
+    held: bool = False
+    removed: bool = False
+    started: float | None = None
+    ended: float | None = None
+    result: JobResult | None = None
+    error: JobError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ENDED
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time from start to end."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
+
+
+@dataclass(frozen=True)
+class History:
+    """A stretch of what has ended, newest first, and how much there is in all."""
+
+    jobs: tuple[Job, ...]
+    total: int
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What `undo` needs to bring jobs back."""
+
+    token: str
+    ids: tuple[int, ...]
