@@ -6,6 +6,7 @@ Random inputs are judged by what comes out, never by how long it took on a busy 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+# A suite started in the background inherits an ignored Ctrl-C, and so would every process that it tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("kinetile", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kinetile")
