@@ -69,14 +69,14 @@ def _form(context: Context) -> dict[str, Any]:
         made["height"] = gr.Number(defaults["height"], label="Height", min_width=70)
     with gr.Row(elem_classes=["kt-fields"]):
         made["frames"] = gr.Number(defaults["frames"], label="Frames", min_width=70)
-        made["fps"] = gr.Number(defaults["fps"], label="Frames per second", min_width=110)
+        made["fps"] = gr.Number(defaults["fps"], label="FPS", min_width=70)
         made["steps"] = gr.Number(defaults["steps"], label="Steps", min_width=70)
         made["guidance"] = gr.Number(defaults["guidance"], label="Guidance", step=0.5, min_width=70)
     made["length"] = gr.HTML("", elem_id="kt-length", apply_default_css=False)
     with gr.Row(elem_classes=["kt-fields", "kt-seeds"]):
-        made["seed_mode"] = gr.Radio([RANDOM, FIXED, REUSE], value=RANDOM, label="Seed", scale=3, min_width=190)
-        made["seed"] = gr.Textbox("", label="Seed number", max_lines=1, scale=2, min_width=110, max_length=16)
-        made["count"] = gr.Number(1, label="Clips", scale=1, min_width=60)
+        made["seed_mode"] = gr.Radio([RANDOM, FIXED, REUSE], value=RANDOM, label="Seed", elem_classes=["kt-seed-mode"])
+        made["seed"] = gr.Textbox("", label="Seed number", max_lines=1, max_length=16, elem_classes=["kt-seed"])
+        made["count"] = gr.Number(1, label="Clips", elem_classes=["kt-count"])
     with gr.Accordion("More", open=False, elem_classes=["kt-more"]):
         with gr.Row(elem_classes=["kt-fields"]):
             made["scheduler"] = gr.Dropdown(
@@ -152,6 +152,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **QUICK)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
+    stage.change(estimate, fields, [parts["estimate"]], **PRIVATE)
     parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
         None, None, None, js="() => window.kinetile && window.kinetile.follow()", **PRIVATE
     )

@@ -140,6 +140,7 @@ def _settings(c: Colours) -> dict[str, str]:
         "input_background_fill": c.card,
         "input_background_fill_hover": c.card,
         "input_background_fill_focus": c.card,
+        "input_border_width": "1px",
         "input_border_color": c.line,
         "input_border_color_hover": c.quiet,
         "input_border_color_focus": c.accent,

@@ -1,0 +1,180 @@
+"""Create in a real browser, with the real starter: make, watch, cancel, and lose nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.video import read_request
+from tests.app.ui.serving import Served
+from tests.app.ui.tab import Tab
+
+SMALL = {"Width": 64, "Height": 64, "Frames": 5, "Steps": 2}
+LONG = {"Width": 256, "Height": 160, "Frames": 25, "Steps": 400}
+LARGEST_SEED = "9007199254740991"
+
+NewTab = Callable[..., Tab]
+
+
+def test_a_clip_is_made_and_plays_in_place(tab: Tab, served: Served) -> None:
+    tab.fill(Prompt="a red ball rolls", **SMALL).generate().expect_clip("a red ball rolls")
+    tab.page.wait_for_function("() => document.querySelector('.ks-video').currentTime > 0.2")
+    source = tab.page.evaluate("document.querySelector('.ks-video').currentSrc")
+    assert source.startswith(f"{served.url}/gradio_api/file=")
+    assert str(served.outputs) in source  # from where it lies, not from a copy
+    assert "denoise" in tab.stage("times").inner_text()
+    assert "float" in tab.stage("accelerators").inner_text()
+    assert tab.errors == []
+
+
+def test_progress_and_preview_come_while_it_is_made(tab: Tab) -> None:
+    tab.fill(Prompt="a green box spins", **(LONG | {"Steps": 30})).generate().expect_running()
+    tab.page.wait_for_function("() => document.querySelector('.ks-preview').dataset.number > 1")
+    assert tab.stage("picture").get_attribute("data-show") == "preview"
+    box = tab.stage("box").bounding_box()
+    line = tab.stage("line").bounding_box()
+    assert "of 30" in tab.stage("now").inner_text()
+    tab.expect_clip("a green box spins")
+    assert (tab.stage("box").bounding_box(), tab.stage("line").bounding_box()) == (box, line), "the page jumped"
+
+
+def test_escape_cancels_the_running_clip_and_keeps_the_form(tab: Tab, served: Served) -> None:
+    before = sorted(served.outputs.glob("*.mp4")) if served.outputs.exists() else []
+    tab.fill(Prompt="a tree in the snow", **LONG).generate().expect_running()
+    tab.page.wait_for_function("() => document.querySelector('.ks-now').textContent.startsWith('denoising')")
+    tab.page.locator("body").press("Escape")
+    tab.page.wait_for_function("() => !window.kinetile.running()")
+    assert "Cancelled" in tab.stage("trouble").inner_text()
+    assert tab.field("Prompt").input_value() == "a tree in the snow"
+    assert sorted(served.outputs.glob("*.mp4")) == before
+    history = served.client().predict(api_name="/history", limit=1)
+    assert history["jobs"][0]["state"] == "cancelled"
+
+
+def test_ctrl_enter_generates_with_the_last_letter_typed(tab: Tab) -> None:
+    tab.fill(**SMALL)
+    tab.field("Prompt").click()
+    tab.page.keyboard.type("a blue cat")
+    tab.page.keyboard.press("Control+Enter")
+    tab.expect_clip("a blue cat")
+
+
+def test_closing_the_tab_during_the_first_of_three_stops_nothing(new_tab: NewTab, served: Served) -> None:
+    tab = new_tab().open()
+    tab.fill(Prompt="three clips of rain", Clips=3, **(SMALL | {"Steps": 12})).generate().expect_running()
+    tab.page.close()
+    later = new_tab().open()
+    later.page.wait_for_function("() => !window.kinetile.running()", timeout=90_000)
+    found = served.client().predict("three clips of rain", api_name="/history")
+    assert [job["state"] for job in found["jobs"]] == ["done"] * 3
+    later.expect_clip("three clips of rain")
+
+
+def test_two_tabs_see_the_same_work(new_tab: NewTab) -> None:
+    first = new_tab().open()
+    second = new_tab(beside=first).open()
+    first.fill(Prompt="seen by both", **SMALL).generate()
+    first.expect_clip("seen by both")
+    second.expect_clip("seen by both")
+    second.fill(Prompt="and back again", **SMALL).generate()
+    first.expect_clip("and back again")
+
+
+def test_a_reload_keeps_what_was_typed(tab: Tab) -> None:
+    tab.fill(Prompt="kept “over” reload\nand lines", Negative_prompt="fog", Guidance=6.5, **SMALL)
+    tab.choose_seed("Fixed", LARGEST_SEED)
+    tab.page.wait_for_timeout(300)
+    tab.open()
+    values = {name: tab.field(name).input_value() for name in ("Prompt", "Negative prompt", "Guidance", "Steps")}
+    assert values == {
+        "Prompt": "kept “over” reload\nand lines",
+        "Negative prompt": "fog",
+        "Guidance": "6.5",
+        "Steps": "2",
+    }
+    assert tab.field("Seed number").input_value() == LARGEST_SEED
+    assert tab.page.get_by_role("radio", name="Fixed").is_checked()
+
+
+def test_a_broken_store_does_not_break_the_page(tab: Tab) -> None:
+    tab.page.evaluate("localStorage.setItem('kinetile-form', 'rubbish')")
+    assert tab.open().field("Steps").input_value() == "20"
+
+
+def test_the_largest_seed_reaches_the_clip_unrounded(tab: Tab, served: Served) -> None:
+    tab.fill(Prompt="the largest seed", **SMALL).choose_seed("Fixed", LARGEST_SEED).generate()
+    tab.expect_clip("the largest seed")
+    (clip,) = served.outputs.glob("the-largest-seed*.mp4")
+    assert read_request(clip).seed == int(LARGEST_SEED)
+    tab.fill(Prompt="something else", Steps=7).choose_seed("Random")
+    tab.page.get_by_role("button", name="Reuse settings").click()
+    tab.page.wait_for_function(
+        "(seed) => document.querySelector('.kt-seed textarea, .kt-seed input').value === seed", arg=LARGEST_SEED
+    )
+    assert (tab.field("Prompt").input_value(), tab.field("Steps").input_value()) == ("the largest seed", "2")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"Frames": "12.5"}, "frames: 12.5 is not a whole number"),
+        ({"Steps": "0"}, "steps"),
+        ({"Guidance": "-3"}, "guidance"),
+        ({"Clips": "5000"}, "count"),
+    ],
+)
+def test_what_is_not_possible_is_one_sentence_and_nothing_is_lost(tab: Tab, fields: dict[str, str], words: str) -> None:
+    tab.fill(Prompt="typed with care", **(SMALL | fields)).generate()
+    problem = tab.page.locator("#kt-notice .kt-problem")
+    problem.wait_for()
+    assert words in problem.inner_text()
+    assert tab.field("Prompt").input_value() == "typed with care"
+
+
+def test_a_seed_beyond_the_largest_is_refused_not_rounded(tab: Tab) -> None:
+    tab.fill(Prompt="x", **SMALL).choose_seed("Fixed", "9007199254740993").generate()
+    assert "9007199254740993" in tab.page.locator("#kt-notice .kt-problem").inner_text()
+
+
+def test_the_models_rules_act_while_typing(tab: Tab) -> None:
+    tab.fill(Prompt="a red ball", Frames=27, Width=250)
+    length = tab.page.locator("#kt-length")
+    tab.page.wait_for_function("() => document.querySelector('#kt-length').textContent.includes('27 frames become 25')")
+    assert "256×160 · 25 frames = 3.1 s at 8 fps" in length.inner_text()
+    assert "of 64 tokens" in tab.page.locator("#kt-tokens").inner_text()
+
+
+def test_aspect_and_quality_choose_the_size(tab: Tab) -> None:
+    tab.field("Aspect").click()
+    tab.page.get_by_role("option", name="1:1").click()
+    tab.page.wait_for_function("() => document.querySelector('#kt-length').textContent.startsWith('192×192')")
+    tab.fill(Width=320, Height=64)
+    tab.page.wait_for_function("() => document.querySelector('[aria-label=Aspect]').value === 'Custom'")
+
+
+def test_a_recent_clip_comes_back_by_keyboard(tab: Tab, served: Served) -> None:
+    for prompt in ("the older clip", "the newer clip"):
+        tab.fill(Prompt=prompt, **SMALL).generate().expect_clip(prompt)
+    tab.page.get_by_role("button", name="Show the clip: the older clip").press("Enter")
+    tab.expect_clip("the older clip")
+
+
+def test_the_share_code_makes_the_same_request(tab: Tab, served: Served) -> None:
+    tab.fill(Prompt="to be shared", **SMALL).generate().expect_clip("to be shared")
+    tab.page.get_by_role("button", name="Share", exact=True).click()
+    field: Any = tab.page.locator(".ks-code textarea")
+    tab.page.wait_for_function("() => document.querySelector('.ks-code textarea').value.startsWith('KT1-')")
+    found = served.client().predict(field.input_value(), api_name="/preset_import_text")
+    assert "to be shared" in str(found)
+
+
+def test_no_request_leaves_this_machine(tab: Tab, served: Served) -> None:
+    tab.fill(Prompt="stays here", **SMALL).generate().expect_clip("stays here")
+    for name in ("Queue", "Presets", "Accelerate", "Create"):
+        tab.show(name)
+        tab.page.wait_for_timeout(500)
+    elsewhere = [url for url in tab.requests if not url.startswith((served.url + "/", "data:", "blob:"))]
+    assert elsewhere == []
+    assert len(tab.requests) > 20
