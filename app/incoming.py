@@ -76,7 +76,7 @@ def _without_pictures(found: NamedRequest, what: str) -> NamedRequest:
     for name in _PICTURES:
         if getattr(found.request, name) is not None:
             raise UsageError(
-                f"{what}, {name}: a picture lies beside its preset and can't come along; add it in Create."
+                f"{what}, {name}: a picture lies beside its preset and can't come along; run the file with --headless."
             )
     return found
 

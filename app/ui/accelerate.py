@@ -17,7 +17,7 @@ from app.models import family_for
 from app.plain import to_data
 from app.request import AccelPreferences, GenerationRequest
 from app.service import Accelerator, with_preferences
-from app.ui.accelerate_view import CHOICES, GROUPS, machine_html, table_html
+from app.ui.accelerate_view import BELOW, CHOICES, GROUPS, machine_html, table_html
 from app.ui.context import PRIVATE, Context, TabParts, told
 from app.ui.endpoints import add_endpoints
 from app.ui.rows import actions, read_data
@@ -37,6 +37,7 @@ def build(context: Context) -> TabParts:
     models = [(family.title, family.name) for family in context.families]
     with gr.Row(elem_classes=["kt-filters"], visible=len(models) > 1):
         model = gr.Dropdown(models, value=models[0][1], label="For the model")
+    machine = gr.HTML(machine_html(None), apply_default_css=False, elem_id="kt-machine")
     problem = gr.HTML("", apply_default_css=False, elem_id="kt-accel-problem")
     table = actions('<p class="kt-quiet">Looking at this machine …</p>', elem_id="kt-accelerators")
     gr.HTML(
@@ -44,7 +45,7 @@ def build(context: Context) -> TabParts:
         "that this machine has proved; approximate ones are used only when you switch them on.</p>",
         apply_default_css=False,
     )
-    machine = gr.HTML(machine_html(None), apply_default_css=False, elem_id="kt-machine")
+    rest = gr.HTML("", apply_default_css=False, elem_id="kt-machine-rest")
 
     tab = _Tab(context)
     shown = [seen, table, problem]
@@ -52,7 +53,7 @@ def build(context: Context) -> TabParts:
     model.change(told(tab.show), [model], shown, **PRIVATE)
     table.click(told(tab.switch), [model], shown, **PRIVATE)
     tab.add_endpoints()
-    return TabParts(on_load=[(lambda: tab.load(models[0][1]), shown), (tab.machine, [machine])])
+    return TabParts(on_load=[(lambda: tab.load(models[0][1]), shown), (tab.machine, [machine, rest])])
 
 
 @dataclass
@@ -103,12 +104,13 @@ class _Tab:
         service.set_preferences(after)
         return self.show(model)
 
-    def machine(self) -> str:
-        """The doctor's sentences."""
+    def machine(self) -> tuple[str, str]:
+        """The doctor's sentences, above and below the table."""
         try:
-            return machine_html(self.context.service.doctor())
+            report = self.context.service.doctor()
         except KinetileError as error:
-            return machine_html(None, str(error))
+            return machine_html(None, str(error)), ""
+        return machine_html(report), machine_html(report, names=BELOW)
 
     def add_endpoints(self) -> None:
         """Register the endpoints on the page that is being built."""

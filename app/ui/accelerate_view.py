@@ -38,12 +38,15 @@ CHOICES: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
 }
 """Settings that are no backend: title, meaning, and what can be chosen."""
 
-HEADINGS = (
-    ("have", "What this machine has"),
-    ("use", "What is used"),
-    ("missing", "What is missing, and what to do"),
-    ("could", "What could be turned on"),
-)
+HEADINGS: Mapping[str, str] = {
+    "have": "What this machine has",
+    "missing": "What is missing, and what to do",
+    "use": "What would be used for a large model",
+    "could": "What could be turned on",
+}
+ABOVE, BELOW = ("have", "missing"), ("use", "could")
+"""Where the doctor's sections stand: facts above the table, what follows from them below it."""
+
 MARKS: Mapping[Look, str] = {"proved": "●", "unproved": "◐", "plain": "○", "off": "–", "unavailable": "×"}
 
 
@@ -115,10 +118,10 @@ def _row(row: Accelerator, title: str) -> str:
     return (
         f'<tr class="kt-look-{state.look}"><th scope="row"><span class="kt-name">{escaped(row.title)}</span> '
         f"<code>{escaped(row.name)}</code></th>"
-        f'<td data-label="State"><span class="kt-mark" aria-hidden="true">{MARKS[state.look]}</span> '
-        f"{escaped(state.words)}</td>"
-        f'<td data-label="Why" class="kt-why">{escaped(reasons)}</td>'
-        f'<td data-label="Last clip" class="kt-count">{escaped(counts_of(row))}</td>'
+        f'<td class="kt-state-cell"><span><span class="kt-mark" aria-hidden="true">{MARKS[state.look]}</span>'
+        f"<span>{escaped(state.words)}</span></span></td>"
+        f'<td class="kt-why">{escaped(reasons)}</td>'
+        f'<td class="kt-count{"" if row.calls else " kt-none"}">{escaped(counts_of(row))}</td>'
         f'<td class="kt-switch-cell">{switch}</td></tr>'
     )
 
@@ -147,14 +150,15 @@ def _choice(name: str, preferences: AccelPreferences) -> str:
     )
 
 
-def machine_html(report: Mapping[str, Any] | None, problem: str = "") -> str:
-    """The doctor's sentences under their headings."""
+def machine_html(report: Mapping[str, Any] | None, problem: str = "", names: Sequence[str] = ABOVE) -> str:
+    """The doctor's sentences under the headings of these names."""
     if problem:
         return sentences_html([problem], "bad")
     if report is None:
         return '<p class="kt-quiet" role="status">Looking at this machine …</p>'
     parts = []
-    for name, heading in HEADINGS:
+    for name in names:
+        heading = HEADINGS[name]
         sentences = [str(sentence) for sentence in report.get(name, ())]
         if not sentences and name != "missing":
             continue
@@ -162,10 +166,10 @@ def machine_html(report: Mapping[str, Any] | None, problem: str = "") -> str:
             f"<li{' class=kt-inner' if sentence.startswith(' ') else ''}>{escaped(sentence.strip())}</li>"
             for sentence in sentences or ["Nothing."]
         )
-        opened = " open" if name in ("have", "missing") else ""
+        opened = " open" if name in ABOVE else ""
         parts.append(
             f'<details class="kt-doctor"{opened}><summary>{escaped(heading)}</summary>'
-            f'<ul class="kt-sentences">{items}</ul></details>'
+            f'<ul class="kt-lines">{items}</ul></details>'
         )
     return "".join(parts)
 

@@ -35,12 +35,12 @@ def build(context: Context) -> TabParts:
     notices = gr.State(0)
     with gr.Row(elem_classes=["kt-two"]):
         with gr.Column(scale=2, min_width=300):
-            with gr.Accordion("Save what Create asks for", open=False):
+            with gr.Accordion("Save what Create asks for", open=False, elem_classes=["kt-tools"]):
                 title = gr.Textbox(label="Title", max_length=200, max_lines=1, placeholder="how you will find it again")
                 notes = gr.Textbox(label="Notes", max_length=20_000, lines=2)
                 overwrite = gr.Checkbox(label="Replace a preset of the same name")
                 save = gr.Button("Save preset", size="sm")
-            with gr.Accordion("Import", open=False, elem_id="kt-import"):
+            with gr.Accordion("Import", open=False, elem_id="kt-import", elem_classes=["kt-tools"]):
                 pasted = gr.Textbox(
                     label="Paste a share code or a preset", lines=3, max_lines=6, placeholder="KT1-… or { … }"
                 )
@@ -53,7 +53,7 @@ def build(context: Context) -> TabParts:
                 )
             listed = actions(elem_id="kt-preset-list")
         with gr.Column(scale=3, min_width=300, elem_classes=["kt-detail"]):
-            detail = actions(chosen_html(None), elem_id="kt-preset")
+            detail = actions(chosen_html(None), script("detail.js"), elem_id="kt-preset")
             with gr.Row(visible=False, elem_classes=["kt-rename"]) as renaming:
                 new_title = gr.Textbox(label="Title", max_length=200, max_lines=1, scale=3)
                 rename = gr.Button("Rename", scale=0, min_width=100, size="sm")

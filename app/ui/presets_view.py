@@ -83,8 +83,8 @@ def _row(entry: PresetEntry, kind: str, marked: tuple[str, str]) -> str:
 
 
 NOTHING_CHOSEN = (
-    '<p class="kt-empty">Choose a preset to see what it asks for and what differs on this machine. Nothing runs '
-    "before you press Generate on Create.</p>"
+    '<p class="kt-empty kt-nothing">Choose a preset to see what it asks for and what differs on this machine. '
+    "Nothing runs before you press Generate on Create.</p>"
 )
 
 
@@ -114,7 +114,10 @@ def chosen_html(chosen: Chosen | None, code: str = "") -> str:
 
 
 def _article(chosen: Chosen, parts: list[str]) -> str:
-    return f'<article class="kt-chosen" aria-label="{escaped(shortened(chosen.title, 100))}">{"".join(parts)}</article>'
+    known = (
+        f'data-key="{escaped(chosen.kind)} {escaped(chosen.name)}" aria-label="{escaped(shortened(chosen.title, 100))}"'
+    )
+    return f'<article class="kt-chosen" {known}>{"".join(parts)}</article>'
 
 
 def _settings(request: GenerationRequest) -> str:

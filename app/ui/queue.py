@@ -62,12 +62,12 @@ def build(context: Context) -> TabParts:
         search = gr.Textbox(
             label="Search prompts", placeholder="every word must be in it", max_length=MAX_SEARCH, scale=3, max_lines=1
         )
-        states = gr.Radio([name for name, _ in FILTERS], value="All", label="Show", scale=2)
+        states = gr.Radio([name for name, _ in FILTERS], value="All", label="Show", scale=2, elem_classes=["kt-states"])
     with gr.Row(elem_classes=["kt-history"]):
         with gr.Column(scale=2, min_width=300, elem_classes=["kt-history-grid"]):
             history = actions(elem_id="kt-history")
         with gr.Column(scale=1, min_width=300, elem_classes=["kt-history-clip"]):
-            clip = actions(clip_html(None, context), elem_id="kt-clip")
+            clip = actions(clip_html(None, context), script("detail.js"), elem_id="kt-clip")
     notice = undo_bar(elem_id="kt-queue-notice")
 
     shown = [view, queue, history, clip]

@@ -180,7 +180,9 @@ def shown_file(path: Path, context: Context) -> Path | None:
 
 # -- one clip --
 
-NOTHING_CHOSEN = '<p class="kt-empty">Choose a clip to play it, to take its settings over, or to make it again.</p>'
+NOTHING_CHOSEN = (
+    '<p class="kt-empty kt-nothing">Choose a clip to play it, to take its settings over, or to make it again.</p>'
+)
 
 
 def clip_html(job: Job | None, context: Context, code: str = "") -> str:
@@ -205,7 +207,7 @@ def clip_html(job: Job | None, context: Context, code: str = "") -> str:
             '<label class="kt-code-label">Share code <textarea class="kt-code" readonly rows="3" '
             f'onfocus="this.select()">{escaped(code)}</textarea></label>'
         )
-    return f'<article class="kt-clip" data-job="{job.id}" aria-label="Clip {job.id}">{"".join(parts)}</article>'
+    return f'<article class="kt-clip" data-key="{job.id}" aria-label="Clip {job.id}">{"".join(parts)}</article>'
 
 
 def _player(job: Job, context: Context) -> str:

@@ -1,0 +1,70 @@
+"""What differs on this machine is said before anything is applied, and the impossible is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.paths import Home
+from app.portability import here
+from app.request import AccelPreferences, GenerationRequest, Lora
+from tests.app.ui.desk import Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(Home(tmp_path), "skylake-avx2") as made:
+        yield made
+
+
+def asked(**values: object) -> GenerationRequest:
+    return GenerationRequest.model_validate({"prompt": "a red ball", "seed": 3, **values})
+
+
+def test_nothing_differs(desk: Desk) -> None:
+    request = asked()
+    found = here(request, desk.home, desk)
+    assert (found.request, found.differences, found.runs) == (request, (), True)
+    assert "float32" in found.engaged
+
+
+def test_a_backend_that_can_not_run_here_is_left_out_and_its_place_is_named(desk: Desk) -> None:
+    found = here(asked(accel=AccelPreferences(attention="sgl_amx", linear="dynamic_int8")), desk.home, desk)
+    assert found.request.accel == AccelPreferences(linear="dynamic_int8")
+    assert found.runs
+    (said,) = found.differences
+    assert said.startswith("attention=sgl_amx can't be used here")
+    assert said.endswith("Engaged instead: sdpa.")
+
+
+def test_a_backend_that_nobody_knows(desk: Desk) -> None:
+    found = here(asked(accel=AccelPreferences(text_encoder_linear="wonder")), desk.home, desk)
+    assert found.request.accel == AccelPreferences()
+    assert "text_encoder_linear=wonder is not known" in found.differences[0]
+    assert "Engaged instead: " in found.differences[0]
+
+
+def test_a_model_that_is_not_here(desk: Desk) -> None:
+    request = asked(model="wonder-14b")
+    found = here(request, desk.home, desk)
+    assert (found.request, found.runs) == (request, False)
+    assert found.differences[0].startswith('model: "wonder-14b" is not known')
+
+
+def test_what_the_model_adjusts_is_said_and_stays_as_asked(desk: Desk) -> None:
+    request = asked(width=700, frames=26)
+    found = here(request, desk.home, desk)
+    assert found.request == request
+    assert found.runs
+    assert any("700 becomes 512" in sentence for sentence in found.differences)
+    assert any("26 frames become 25" in sentence for sentence in found.differences)
+
+
+def test_what_the_model_can_not_take(desk: Desk) -> None:
+    found = here(asked(loras=(Lora(name="soft.safetensors"),)), desk.home, desk)
+    assert not found.runs
+    assert any("soft.safetensors" in sentence and "is missing" in sentence for sentence in found.differences)
+    assert any("can't use LoRAs" in sentence for sentence in found.differences)
+    assert not here(asked(scheduler="wonder"), desk.home, desk).runs

@@ -1,0 +1,170 @@
+"""The queue and the history as markup: whatever a prompt holds is text, a page is a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.jobs import ENDED, JobError, JobResult
+from app.paths import Home
+from app.service import JobProgress
+from app.ui.context import Context
+from app.ui.queue_view import MOST_SHOWN, PAGE, clip_html, history_html, queue_html
+from tests.app.ui.desk import Desk, spec
+
+
+class Reader(HTMLParser):
+    """Elements and text of a piece of markup."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def buttons(self, do: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == "button" and attributes.get("data-do") == do]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    with Desk(Home(tmp_path)) as desk:
+        yield Context(desk, desk.home)
+
+
+def finish(context: Context, prompt: str, seed: int = 1) -> int:
+    """A done job whose files are there; returns its id."""
+    desk = context.service
+    assert isinstance(desk, Desk)
+    (job,) = desk.submit([spec(prompt, context.home.outputs, seed)])
+    desk.queue.take()
+    clip, poster = context.home.outputs / f"{job.id}.mp4", context.home.outputs / f"{job.id}.png"
+    clip.write_bytes(b"clip")
+    poster.write_bytes(b"poster")
+    desk.queue.finish(job.id, JobResult(clip, poster, {"stages": []}, {}, {"denoise": 3.9, "total": 5.0}))
+    return job.id
+
+
+def history(context: Context, offset: int = 0, search: str = "") -> Reader:
+    found = context.service.history(search, offset, PAGE, ENDED)
+    return Reader(history_html(found.jobs, found.total, offset, search, ENDED, -1, context))
+
+
+def test_running_and_waiting_jobs_have_their_buttons(context: Context) -> None:
+    desk = context.service
+    assert isinstance(desk, Desk)
+    jobs = desk.submit([spec("one", context.home.outputs, seed) for seed in range(3)])
+    desk.queue.take()
+    desk.progress = JobProgress(jobs[0].id, "denoising", 5, 20, 0.33, 3.1)
+    desk.hold([jobs[2].id])
+    page = Reader(queue_html(desk.snapshot()))
+    assert [one["data-job"] for one in page.buttons("cancel")] == [str(jobs[0].id)]
+    assert [one["data-job"] for one in page.buttons("remove")] == [str(job.id) for job in jobs[1:]]
+    assert [one.get("aria-disabled") for one in page.buttons("up")] == ["true", None]
+    assert [one.get("aria-disabled") for one in page.buttons("down")] == [None, "true"]
+    assert [one["data-job"] for one in page.buttons("release")] == [str(jobs[2].id)]
+    assert "denoising 5 of 20, about 3.1 s left" in page.text
+    bars = [attributes for tag, attributes in page.tags if attributes.get("role") == "progressbar"]
+    assert [bar["aria-valuenow"] for bar in bars] == ["33"]
+
+
+def test_a_long_queue_is_cut_and_says_so(context: Context) -> None:
+    context.service.submit([spec("one", context.home.outputs, seed) for seed in range(MOST_SHOWN + 7)])
+    page = Reader(queue_html(context.service.snapshot()))
+    assert len(page.buttons("remove")) == MOST_SHOWN
+    assert "and 7 more jobs behind them" in page.text
+
+
+def test_the_empty_states_teach(context: Context) -> None:
+    assert "Press Generate" in queue_html(context.service.snapshot())
+    assert "No clips yet" in history(context).text
+    assert "No clip has “kite”" in history(context, search="kite").text
+
+
+def test_a_page_of_the_history(context: Context) -> None:
+    ids = [finish(context, f"clip {number}") for number in range(PAGE + 5)]
+    first, second = history(context), history(context, PAGE)
+    assert [one["data-job"] for one in first.buttons("open")] == [str(one) for one in reversed(ids[5:])]
+    assert [one["data-job"] for one in second.buttons("open")] == [str(one) for one in reversed(ids[:5])]
+    assert f"1 to {PAGE} of {PAGE + 5} clips" in first.text
+    assert [one.get("aria-disabled") for one in first.buttons("page")] == ["true", None]
+    assert [one.get("aria-disabled") for one in second.buttons("page")] == [None, "true"]
+
+
+def test_a_clip_tells_what_is_known_of_it(context: Context) -> None:
+    (job,) = context.service.get([finish(context, "a red ball", 7)])
+    page = Reader(clip_html(job, context))
+    assert [attributes["src"] for tag, attributes in page.tags if tag == "video"] == [
+        f"/gradio_api/file={job.result.output.as_posix()}" if job.result else ""
+    ]
+    assert "seed 7" in page.text
+    assert "5.0 s (denoise 3.9 s)" in page.text
+    assert page.buttons("restore")[0]["data-event"] == "apply"
+    assert not page.buttons("retry")
+
+
+def test_a_failed_clip_says_why_and_can_be_retried(context: Context) -> None:
+    desk = context.service
+    assert isinstance(desk, Desk)
+    (job,) = desk.submit([spec("x", context.home.outputs)])
+    desk.queue.take()
+    desk.queue.fail(job.id, "failed", JobError("Not enough memory.", detail="Traceback <b>"))
+    page = Reader(clip_html(desk.get([job.id])[0], context))
+    assert "Not enough memory." in page.text
+    assert "Traceback <b>" in page.text
+    assert page.buttons("retry")
+
+
+def test_files_that_are_gone_or_elsewhere_are_not_linked(context: Context, tmp_path: Path) -> None:
+    (job,) = context.service.get([finish(context, "x")])
+    assert job.result is not None
+    job.result.output.unlink()
+    assert "is no longer there" in Reader(clip_html(job, context)).text
+    outside = tmp_path / "elsewhere.mp4"
+    outside.write_bytes(b"clip")
+    job.result.output.symlink_to(outside)
+    page = Reader(clip_html(job, context))
+    assert "lies outside the outputs folder" in page.text
+    assert not [tag for tag, _ in page.tags if tag == "video"]
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=60),
+    st.sampled_from(
+        ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "${alert(1)} {{value}}", "' onfocus='x", "</p>"]
+    ),
+)
+
+
+@given(HOSTILE)
+def test_whatever_a_prompt_holds_is_text(tmp_path_factory: pytest.TempPathFactory, prompt: str) -> None:
+    with Desk(Home(tmp_path_factory.mktemp("home"))) as desk:
+        context = Context(desk, desk.home)
+        identity = finish(context, prompt)
+        desk.submit([spec(prompt, context.home.outputs)])
+        for markup in (
+            queue_html(desk.snapshot()),
+            history_html(*_found(context, prompt), context),
+            clip_html(desk.get([identity])[0], context),
+        ):
+            page = Reader(markup)
+            allowed = {"div", "p", "span", "ol", "ul", "li", "button", "b", "i", "a", "img", "video", "article", "dl"}
+            assert {tag for tag, _ in page.tags} <= allowed | {"dt", "dd"}
+            assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+def _found(context: Context, search: str) -> tuple[object, ...]:
+    found = context.service.history("", 0, PAGE, ENDED)
+    return found.jobs, found.total, 0, search, ENDED, -1
