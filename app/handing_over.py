@@ -185,7 +185,8 @@ class Door:
             detail = str(getattr(error, "detail", ""))
             return {"kind": type(error).__name__, "message": str(error), "detail": detail}, b""
         except Exception as error:
-            return {"kind": "KinetileError", "message": f"{call} failed in the queue's owner ({error})."}, b""
+            reason = " ".join(str(error).split())[:300]
+            return {"kind": "KinetileError", "message": f"{call} failed in the queue's owner ({reason})."}, b""
 
     def _stream(self, channel: Channel) -> None:
         with self._service.subscribe() as news:
