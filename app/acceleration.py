@@ -25,6 +25,7 @@ from app import loading
 from app.errors import CannotRunError, JobFailedError, UsageError
 from app.models.base import Family
 from app.request import GenerationRequest
+from app.strict_json import short
 
 # Where a recorded plan's choice came from: the preference that forces it again.
 _FORCES: dict[str, tuple[str, str]] = {
@@ -155,12 +156,13 @@ def decide(
     if recorded is None:
         return Decision(plan_for(described, preferences_of(request)))
     try:
+        if not isinstance(recorded, Mapping):
+            raise ValueError(f"{short(recorded)} is no plan")
         then = Plan.from_dict(dict(recorded))
-    except (ValueError, TypeError) as error:
-        plan = plan_for(described, Preferences())
-        return Decision(
-            plan, (f"The accelerators it was made with can't be read ({error}); the automatic choice is used.",)
-        )
+    except ValueError as error:
+        why = short(str(error), 200)[1:-1]
+        told = f"The accelerators it was made with can't be read ({why}); those that the request asks for are used."
+        return Decision(plan_for(described, preferences_of(request)), (told,))
     plan = plan_for(described, _as_recorded(then, described))
     return Decision(plan, _differences(then, plan))
 
@@ -279,14 +281,15 @@ def _as_recorded(then: Plan, traits: ModelTraits) -> Preferences:
 
 def _differences(then: Plan, now: Plan) -> tuple[str, ...]:
     """One sentence per choice that is another one here."""
-    here = {(choice.stage, choice.setting): choice for choice in now.choices()}
+    # The file may come from anywhere: one sentence for each choice there is here, and no name longer than names are.
+    recorded = {(choice.stage, choice.setting): choice.engaged for choice in then.choices()}
     found = []
-    for choice in then.choices():
-        other = here.get((choice.stage, choice.setting))
-        if choice.setting in _SHAPING and other is not None and other.engaged != choice.engaged:
-            why = f": {other.reasons[0]}" if other.reasons else ""
+    for choice in now.choices():
+        before = recorded.get((choice.stage, choice.setting), choice.engaged)
+        if choice.setting in _SHAPING and before != choice.engaged:
+            why = f": {choice.reasons[0]}" if choice.reasons else ""
             label = f"{choice.stage.replace('_', ' ')} {choice.setting.replace('_', ' ')}"
-            found.append(f"It was made with {label} {choice.engaged}, here it is {other.engaged}{why}")
+            found.append(f"It was made with {label} {before[:40]}, here it is {choice.engaged}{why}")
     return tuple(found)
 
 

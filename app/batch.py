@@ -22,6 +22,7 @@ from app.plain import to_data
 from app.presets import NamedRequest, read_source
 from app.render import versions
 from app.request import GenerationRequest, canonical
+from app.strict_json import short
 
 State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 
@@ -111,24 +112,24 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
     if settings.count is not None:
         assignments.append(f"count={settings.count}")
     asked = named.request.with_set(assignments)
-    family = family_for(asked.model)
+    try:
+        family = family_for(asked.model)
+        normalised = [(one, family.normalise(one, settings.strict)) for one in asked.expand()]
+    except UsageError as error:
+        raise UsageError(f"{named.origin}: {error}") from None
     # A clip's recorded accelerators are used again, unless the person asks for others now.
     forced = any(item.startswith("accel.") for item in assignments)
     recorded = None if forced or named.metadata is None else named.metadata.get("plan")
     content = _content(asked)
     seen[content] += 1  # the same line twice in a batch asks for two clips
     found = []
-    for index, one in enumerate(asked.expand()):
-        try:
-            normalised = family.normalise(one, settings.strict)
-        except UsageError as error:
-            raise UsageError(f"{named.origin}: {error}") from None
+    for index, (one, possible) in enumerate(normalised):
         spec = JobSpec(
             name=named.name,
             asked=one,
-            request=normalised.request,
+            request=possible.request,
             folder=settings.folder,
-            adjustments=normalised.adjustments,
+            adjustments=possible.adjustments,
             recorded_plan=recorded,
             origin=named.origin,
             key=f"{content}-{seen[content]}:{index}/{asked.count}",
@@ -150,7 +151,9 @@ def _other_versions(metadata: Any) -> list[str]:
     then, now = metadata.get("versions"), versions()
     if not isinstance(then, dict):
         return []
-    other = [f"{name} {then[name]} (here {now[name]})" for name in now if name in then and then[name] != now[name]]
+    # The file may come from anywhere: what it calls a version is shown no longer than one is.
+    said = {name: short(then[name], 24).strip('"') for name in now if then.get(name, now[name]) != now[name]}
+    other = [f"{name} {version} (here {now[name]})" for name, version in said.items()]
     return [f"It was made with {', '.join(other)}: the pixels may differ slightly."] if other else []
 
 
