@@ -1,6 +1,7 @@
 """The command line: arguments to one of the verbs. Imports nothing heavy, so that `--help` answers at once."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )
     where = made.add_argument_group("where and how")
     where.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for the clips (default: outputs in the data folder)"
+        "--out", type=_folder, metavar="DIR", help="folder for the clips (default: outputs in the data folder)"
     )
     where.add_argument(
         "--home", metavar="DIR", help="data folder (default: KINETILE_HOME, else your system's place for data)"
@@ -100,10 +101,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _folder(text: str) -> Path:
+    if not text.strip():  # an unset variable of a shell
+        raise UsageError("--out is empty; name a folder for the clips.")
+    return Path(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code. Errors that are a person's to know come as one sentence on
     stderr.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A log or terminal that can't hold a character of a prompt (a Windows log is cp1252) shows its escape.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(parser().parse_args(argv))
     except KinetileError as error:
@@ -184,7 +195,9 @@ def _accel_assignments(groups: Sequence[str]) -> list[str]:
 
 def _complain(error: BaseException, code: int) -> int:
     """One sentence on stderr; KINETILE_DEBUG=1 adds where it came from."""
-    print(str(error), file=sys.stderr, flush=True)
+    from app.strict_json import printable
+
+    print(printable(str(error)), file=sys.stderr, flush=True)
     if os.environ.get("KINETILE_DEBUG") == "1":
         import traceback
 

@@ -1,7 +1,7 @@
 """Progress and results on a terminal: a moving bar with rich where someone is watching, plain lines everywhere else.
 
 Plain lines are for logs and pipes: one when a stage begins, then at most one every few seconds, each complete in
-itself.
+itself. Both show names from elsewhere without the characters that would command a terminal.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
 from app.progress import Progress, Stage
+from app.strict_json import printable
 
 _PLAIN_SECONDS = 5.0
 
@@ -79,7 +80,7 @@ class PlainReporter:
         self._told = 0.0
 
     def say(self, text: str = "") -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def begin(self, label: str) -> None:
         self._label, self._stage = label, None
@@ -110,7 +111,7 @@ class RichReporter:
         self._label = ""
 
     def say(self, text: str = "") -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, label: str) -> None:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
@@ -120,12 +121,12 @@ class RichReporter:
         # No refreshing thread: on two cores it would take its share from the clip.
         self._bar = Bar(*columns, console=self._console, transient=True, auto_refresh=False)
         self._label = label
-        self._task = self._bar.add_task(label, total=1.0)
+        self._task = self._bar.add_task(printable(label), total=1.0)
         self._bar.start()
 
     def update(self, progress: Progress) -> None:
         if self._bar is not None:
-            text = f"{self._label}: {describe(progress)}"
+            text = printable(f"{self._label}: {describe(progress)}")
             self._bar.update(self._task, completed=progress.fraction, description=text, refresh=True)
 
     def end(self) -> None:
@@ -139,5 +140,5 @@ class RichReporter:
 
         table = Table(*columns, box=None, pad_edge=False)
         for row in rows:
-            table.add_row(*(Text(cell, overflow="fold") for cell in row))
+            table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
         self._console.print(table)

@@ -28,6 +28,7 @@ from app.outputs import size_text
 from app.presets import FIRST, encode_code, read_source
 from app.render import versions
 from app.service import PlanAnswer, Service, open_service
+from app.strict_json import printable
 
 MAX_PROBLEMS = 20
 """Most mistakes told at once."""
@@ -61,7 +62,8 @@ def run_batch(
             "clips": [outcome.to_dict() for outcome in outcomes],
             "errors": [str(error) for error in errors],
         }
-        print(json.dumps(document, ensure_ascii=False, indent=2), file=out, flush=True)
+        unicode = "utf" in (out.encoding or "utf-8").lower()  # elsewhere an escape is what every character survives as
+        print(json.dumps(document, ensure_ascii=not unicode, indent=2), file=out, flush=True)
     return code
 
 
@@ -302,7 +304,7 @@ def _estimate_line(found: Sequence[Any]) -> str:
 
 def complain(error: BaseException, stream: TextIO, label: str = "") -> None:
     """One sentence for a person; where it came from only with KINETILE_DEBUG=1."""
-    print(f"{label}: {error}" if label else str(error), file=stream, flush=True)
+    print(printable(f"{label}: {error}" if label else str(error)), file=stream, flush=True)
     if os.environ.get("KINETILE_DEBUG") == "1":
         detail = getattr(error, "detail", "") or "".join(traceback.format_exception(error))
         print(detail, file=stream, flush=True)

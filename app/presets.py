@@ -32,7 +32,7 @@ from app.preset_files import (
 )
 from app.request import GenerationRequest, request_from
 from app.share_code import MAX_CODE, decode_code, encode_code, looks_like_code
-from app.strict_json import MAX_BYTES, Document, parse
+from app.strict_json import MAX_BYTES, Document, parse, printable
 from app.validation import closest
 
 MAX_BATCH_BYTES = 64 * 1024 * 1024
@@ -176,7 +176,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _nothing(text: str, names: list[str]) -> str:
-    shown = "".join(c if c.isprintable() else "?" for c in text[:80])
+    shown = printable(text[:80])
     possible = (
         "Give a preset (.json), a batch (.jsonl), a clip made by Kinetile (.mp4), a share code (KT1-…) or one of the "
         f"presets {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."

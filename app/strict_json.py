@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ Keys = tuple[str | int, ...]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[-+]?[A-Za-z_][A-Za-z0-9_]*|[-+.0-9][-+.0-9A-Za-z_]*")
+_JOINERS = "\u200c\u200d"  # parts of emoji and of Persian words
 _LITERALS = {"true": True, "false": False, "null": None}
 _HINTS = {
     "NaN": "not-a-number is not allowed; write a number or null",
@@ -101,6 +103,14 @@ def short(value: Any, width: int = 60) -> str:
         text = type(value).__name__
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """``text`` as a terminal may get it: what moves its cursor, hides or turns round other characters becomes "?".
+
+    File names, prompts and clips come from strangers, and so do the words that messages quote from them.
+    """
+    return "".join(c if c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs" else "?" for c in text)
 
 
 def _decode(data: str | bytes, source: str, limit: int) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.errors import UsageError
-from app.strict_json import Document, Keys, dotted, short
+from app.strict_json import Document, Keys, dotted, printable, short
 
 VERSION = 1
 """The version of requests and presets that this Kinetile writes."""
@@ -168,7 +168,7 @@ def _where(document: Document, path: Keys) -> str:
 
 def short_name(name: str) -> str:
     """A dotted path for a message, cut to a readable length and without control characters."""
-    clean = "".join(c if c.isprintable() else "?" for c in name[:200])
+    clean = printable(name[:200])
     return clean if len(clean) <= 80 else clean[:79] + "…"
 
 

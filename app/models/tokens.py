@@ -113,6 +113,7 @@ def _near(words: frozenset[str], unknown: tuple[str, ...]) -> tuple[tuple[str, s
 
 
 def _bare(word: str) -> str:
-    """The word without punctuation around it, cut to 40 characters."""
-    inner = word.strip("".join({c for c in word if unicodedata.category(c)[0] == "P"})) or word
+    """The word without punctuation around it and invisible characters in it, cut to 40 characters."""
+    seen = "".join(c for c in word if c.isprintable())
+    inner = seen.strip("".join({c for c in seen if unicodedata.category(c)[0] == "P"})) or seen
     return inner if len(inner) <= 40 else inner[:39] + "…"

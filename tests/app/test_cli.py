@@ -93,6 +93,7 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--headless", "--accel", "attention"], "--accel attention: KEY=VALUE was expected"),
         (["--headless", "--head"], "--head"),
         (["--headless", "--home", ""], "--home"),
+        (["--headless", "--out", " "], "--out is empty"),
     ],
 )
 def test_bad_usage_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +179,16 @@ def test_a_missing_encoder_is_found_before_anything_loads(tmp_path: Path) -> Non
     assert done.returncode == 3
     assert "ffmpeg" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_log_that_holds_few_characters_gets_escapes(tmp_path: Path) -> None:
+    path = preset(tmp_path, prompt="火箭 🚀")
+    arguments = ("--headless", path, "--dry-run", "--json")
+    for coding in ("ascii", "cp1252", "utf-8"):
+        done = run(*arguments, folder=tmp_path, PYTHONIOENCODING=coding)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["clips"][0]["request"]["prompt"] == "火箭 🚀"
+        assert ("火箭" if coding == "utf-8" else "\\u706b\\u7bad") in done.stderr
 
 
 def test_share_and_where_an_error_came_from(tmp_path: Path) -> None:

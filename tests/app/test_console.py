@@ -48,6 +48,22 @@ def test_plain_table_is_aligned_without_trailing_spaces() -> None:
     assert out.getvalue() == "file             seconds\na-long-name.mp4  8.1\nb.mp4            12.0\n"
 
 
+def test_no_name_commands_the_terminal() -> None:
+    said = "clip\x1b[31m \u202egpm.evil\x07\r\n \ud800 née 火箭 👩\u200d🚀"
+    pipe, terminal = io.StringIO(), Terminal()
+    rich = RichReporter(Console(file=terminal, force_terminal=True, width=200, color_system=None))
+    for reporter in (PlainReporter(pipe), rich):
+        reporter.say(said)
+        reporter.begin(said)
+        reporter.update(Progress("denoising", 1, 2, 0.5))
+        reporter.end()
+        reporter.table(("file",), [(said,)])
+    for text in (pipe.getvalue(), terminal.getvalue()):
+        assert text.count("clip?[31m ?gpm.evil??? ? née 火箭 👩\u200d🚀") >= 3
+        assert not {"\x07", "\u202e", "\ud800"} & set(text)
+        assert "\x1b[31m" not in text
+
+
 def test_a_pipe_gets_plain_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(reporter_for(io.StringIO()), PlainReporter)

@@ -57,6 +57,10 @@ def test_unread_words_are_named_once(file: Path, text: str, unknown: tuple[str, 
     assert use(file, text).unknown == unknown
 
 
+def test_invisible_characters_are_not_quoted(file: Path) -> None:
+    assert use(file, "\u202ezork\u200bmid").unknown == ("zorkmid",)
+
+
 def test_words_past_the_limit_are_not_called_unknown(file: Path) -> None:
     found = use(file, "red ox " + "ball " * 100 + "kite", limit=8)
     assert (found.used, found.unknown) == (8, ("ox",))
