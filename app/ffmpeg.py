@@ -72,11 +72,13 @@ def check_encoder() -> str:
 @cache
 def _prove(exe: str) -> None:
     fix = "install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg that has libx264."
+    if os.environ.get("IMAGEIO_FFMPEG_EXE"):
+        fix = "IMAGEIO_FFMPEG_EXE names it; set that to an ffmpeg that has libx264, or unset it."
     command = [exe, "-hide_banner", "-encoders"]
     try:
         result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, **_quiet())
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotRunError(f"ffmpeg at {exe} does not start ({error}): {fix}") from error
+        raise CannotRunError(f"ffmpeg at {exe} does not start ({_reason(error)}): {fix}") from error
     if result.returncode:
         raise CannotRunError(f"ffmpeg at {exe} fails ({_sentence(result.stderr) or result.returncode}): {fix}")
     if ENCODER not in result.stdout.decode(errors="replace").split():
@@ -149,7 +151,7 @@ class Child:
         try:
             self._process = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, **_quiet())
         except OSError as error:
-            raise CannotRunError(f"ffmpeg at {exe} does not start ({error}).") from error
+            raise CannotRunError(f"ffmpeg at {exe} does not start ({_reason(error)}).") from error
         self._messages = bytearray()
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
@@ -199,6 +201,10 @@ class Child:
             if stream:
                 with contextlib.suppress(OSError):  # what was still to be written has no reader
                     stream.close()
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).lower()
 
 
 def _sentence(messages: bytes) -> str:

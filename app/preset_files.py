@@ -34,6 +34,8 @@ MAX_LISTED = 2000
 
 _RECORD = {"adjustments", "asked", "plan", "report", "timings", "versions"}
 """What stands beside "request" in the record of a finished clip, which reads as a preset too."""
+_SETTINGS = GenerationRequest.model_fields.keys() - {"kinetile"}
+"""What belongs into "request" and not beside it."""
 
 
 class _Envelope(Data):
@@ -115,6 +117,12 @@ def preset_from(document: Document) -> tuple[Preset, GenerationRequest, tuple[st
             value = {key: value[key] for key in ("kinetile", "request") if key in value}
         if version > VERSION:
             value = {**value, "kinetile": VERSION}
+        stray = next((key for key in value if key in _SETTINGS), None)
+        if stray:
+            place = document.place((stray,))
+            raise UsageError(
+                f'{place}, {stray}: this belongs inside "request"; write {{"request": {{"{stray}": ...}}}}.'
+            )
     envelope, outer = check(_Envelope, replace(document, value=value), newer=version > VERSION)
     request, inner = request_from(document, ("request",))
     extra = {key: item for key, item in value.items() if key not in _Envelope.model_fields}

@@ -100,7 +100,7 @@ def test_no_ffmpeg_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "gone"))
-    with pytest.raises(CannotRunError, match=r"does not start.*IMAGEIO_FFMPEG_EXE"):
+    with pytest.raises(CannotRunError, match=r"does not start \(no such file.*IMAGEIO_FFMPEG_EXE names it"):
         ffmpeg.check_encoder()
 
 
