@@ -134,6 +134,7 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             origin=named.origin,
             key=f"{content}-{seen[content]}:{index}/{asked.count}",
             batch=batch,
+            fail_fast=settings.fail_fast,
         )
         found.append(Outcome(spec, notes=list(named.warnings)))
     if named.metadata is not None and found:

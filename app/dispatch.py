@@ -173,6 +173,8 @@ class Dispatcher:
                 self._running, self._progress, self._preview = None, None, None
                 self._cancels.pop(job.id, None)
         self._tell(Event("job", ended))
+        if ended.spec.fail_fast and ended.state == "failed":
+            self._tell(Event("queue"))
 
     def _remember(self, job: Job, result: JobResult, memory: int) -> None:
         request = job.spec.request

@@ -17,7 +17,8 @@ class JobSpec:
     """What is to be made: one clip. `asked` is the request as it came, `request` as the model takes it (seed known),
     `adjustments` what lies between; `recorded_plan` is the plan that an earlier clip of the same request was made with
     (from a stranger's file: anything). `folder` (absolute) is where the clip goes, `origin` how a person knows its
-    source. `key` tells that a batch has been here before: equal for the same source content, index and count.
+    source. `key` tells that a batch has been here before: equal for the same source content, index and count. If it
+    fails and says `fail_fast`, what is still queued of its `batch` is held.
     """
 
     name: str
@@ -29,6 +30,7 @@ class JobSpec:
     origin: str = ""
     key: str = ""
     batch: str = ""
+    fail_fast: bool = False
 
     @property
     def stem(self) -> str:

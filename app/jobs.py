@@ -259,7 +259,10 @@ class JobQueue:
                 "UPDATE jobs SET state = ?, result = ?, error = ?, ended = ? WHERE id = ?",
                 (state, result and to_json(result), error and to_json(error), time.time(), identity),
             )
-        return self._one(identity)
+            job = self._one(identity)
+            if job.spec.fail_fast and state in ("failed", "crashed"):
+                base.execute("UPDATE jobs SET held = 1 WHERE state = 'queued' AND batch = ?", (job.spec.batch,))
+        return job
 
     def _require(self, identity: int, states: Collection[str], what: str) -> None:
         job = self._one(identity)

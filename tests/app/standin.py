@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from app import acceleration
 from app.engine import Clip, Engine
 from app.errors import Cancelled, JobFailedError
 from app.models import family_for
@@ -40,7 +41,9 @@ class StandIn(Engine):
         recorded_plan: Any = None,
         expected: Mapping[str, float] | None = None,
     ) -> Clip:
-        request = family_for(request.model).normalise(request).request
+        family = family_for(request.model)
+        request = family.normalise(request).request
+        plan = acceleration.decide(family, request, recorded_plan, self._cache).data
         fault = re.search(r"fault:(\w+):(\w+)", request.prompt)
         what, where = fault.groups() if fault else ("", "")
         stages: list[tuple[Stage, int]] = [
@@ -65,7 +68,7 @@ class StandIn(Engine):
             )
         size = (int(request.frames or 1), int(request.height or 1), int(request.width or 1), 3)
         frames = np.random.default_rng(request.seed or 0).integers(0, 256, size, np.uint8)
-        return Clip(frames, float(request.fps or 8), request, (), {}, {}, timings)
+        return Clip(frames, float(request.fps or 8), request, (), plan, {}, timings)
 
 
 def misbehave(what: str) -> None:
