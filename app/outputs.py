@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from app.errors import CannotRunError, KinetileError, UsageError
-from app.paths import relative_name
+from app.paths import is_device, relative_name
 
 MAX_STEM_BYTES = 120
 FALLBACK_STEM = "clip"
@@ -33,9 +33,6 @@ STALE_SECONDS = 24 * 3600  # no draft is worked on for a day: an older one belon
 
 _SEPARATORS = re.compile(r"[\s/\\:*?\"<>|-]+")
 _DRAFT = re.compile(r"\..+-[0-9a-f]{8}\.[a-z0-9]+\.partial")
-_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"} | {
-    f"{d}{n}" for d in ("COM", "LPT") for n in "0123456789¹²³"
-}
 # Needed inside emoji and Persian words, though of the class (Cf) that hides and reverses text.
 _JOINERS = "\u200c\u200d"
 _ENDS = ".-" + _JOINERS
@@ -50,7 +47,7 @@ def safe_stem(text: str) -> str:
     go, and so do dots and hyphens at the ends. Device names of Windows get an underscore. Nothing left gives "clip".
     """
     stem = _cut(_clean(unicodedata.normalize("NFC", _clean(text.strip()[: 8 * MAX_STEM_BYTES]))))
-    if _is_device(stem):
+    if is_device(stem):
         stem = _cut("_" + stem)
     return stem or FALLBACK_STEM
 
@@ -62,10 +59,6 @@ def _clean(text: str) -> str:
 
 def _cut(stem: str) -> str:
     return stem.encode()[:MAX_STEM_BYTES].decode(errors="ignore").rstrip(_ENDS)
-
-
-def _is_device(name: str) -> bool:
-    return name.split(".")[0].rstrip().upper() in _DEVICES
 
 
 def folder_under(root: Path, name: str) -> Path:

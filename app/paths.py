@@ -19,7 +19,9 @@ MAX_NAME = 1000
 MAX_SEARCHED = 50_000
 """Most files looked at when a LoRA is searched by its base name."""
 
-_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *(f"{p}{n}" for p in ("COM", "LPT") for n in range(1, 10))}
+_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"} | {
+    f"{port}{number}" for port in ("COM", "LPT") for number in "0123456789¹²³"
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def relative_name(name: str) -> str:
         raise ValueError(f"is {len(text):,} characters long, at most {MAX_NAME:,} are allowed")
     if any(ord(c) < 32 or ord(c) == 127 for c in text):
         raise ValueError("holds a control character")
+    if any("\ud800" <= c <= "\udfff" for c in text):  # what a file name's bytes become when they are not UTF-8
+        raise ValueError("holds a byte that is not UTF-8")
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if is_foreign(name) or is_foreign("/".join(parts)):
         raise ValueError("is an absolute path")
@@ -112,9 +116,14 @@ def relative_name(name: str) -> str:
     if not parts:
         raise ValueError("names no file")
     for part in parts:
-        if part.split(".")[0].rstrip(" ").upper() in _DEVICES:
+        if is_device(part):
             raise ValueError(f"holds {part!r}, a device name on Windows")
     return "/".join(parts)
+
+
+def is_device(part: str) -> bool:
+    """Whether Windows takes this part of a path for a device, whatever suffix it has."""
+    return part.split(".")[0].rstrip().upper() in _DEVICES
 
 
 def is_foreign(name: str) -> bool:

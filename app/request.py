@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from app.errors import UsageError
 from app.paths import is_foreign, relative_name
 from app.strict_json import Document, parse, short
-from app.validation import allowed, check, version_of
+from app.validation import BROKEN_TEXT, allowed, check, version_of
 
 MAX_SEED = 2**53 - 1
 MAX_PROMPT = 100_000
@@ -41,9 +41,7 @@ def _text(value: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise PydanticCustomError(
-            "kinetile_text", "the text holds half of a surrogate pair; write the character itself."
-        ) from None
+        raise PydanticCustomError("kinetile_text", BROKEN_TEXT) from None
     return value
 
 

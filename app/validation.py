@@ -22,6 +22,8 @@ from app.strict_json import Document, Keys, dotted, printable, short
 VERSION = 1
 """The version of requests and presets that this Kinetile writes."""
 
+BROKEN_TEXT = "the text holds half of a surrogate pair or a byte that is not UTF-8; write the character itself."
+
 MAX_UNKNOWN = 100
 """Most unknown keys that a file of a newer version may have, and most list entries looked through for them."""
 
@@ -183,6 +185,8 @@ def _sentence(model: type[BaseModel], document: Document, base: Keys, error: Val
     place = _where(document, base + path)
     if first["type"].startswith("kinetile"):
         text = first["msg"]
+    elif first["type"] == "string_unicode":
+        text = BROKEN_TEXT
     elif first["type"] == "missing":
         text = f"this key is missing; add it ({allowed(info) if info else 'see the shipped presets'})."
     else:

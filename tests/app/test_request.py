@@ -142,6 +142,12 @@ def test_refusals_name_line_key_value_and_what_is_allowed(data: str, key: str, s
     assert says in text
 
 
+@pytest.mark.parametrize("key", ["prompt", "negative_prompt", "model", "image"])
+def test_text_that_is_none_is_said_so(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"{key}: .*not UTF-8"):
+        parse_request({key: "a\udcff"}, "x")
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400])
 def test_numbers_that_are_none_are_refused(bad: float) -> None:
     for key in ("guidance", "shift", "fps"):
