@@ -76,6 +76,20 @@ def test_a_recorded_plan_that_is_nonsense_is_said_and_not_used(batch: Batch) -> 
         assert "can't be read" in batch.stdout
 
 
+def test_a_strange_clip_may_not_flood_or_command_the_terminal(batch: Batch) -> None:
+    assert batch.run(batch.preset("rocket")) == 0
+    metadata = read_metadata(batch.clips[0])
+    for stage in metadata["plan"]["stages"]:
+        stage["dtype"]["engaged"] = "\x1b[31m" + "z" * 50_000
+    metadata["plan"]["stages"] *= 20
+    metadata["versions"] |= {"torch": "\x1b]0;evil\x07" + "9" * 50_000, "python": {"a": [1] * 1000}}
+    strange = video.save(decode_frames(batch.clips[0]), 8, batch.folder, "strange", metadata)
+    assert batch.run(str(strange.path), dry_run=True) == 0, batch.stderr
+    assert batch.stdout.count("It was made with transformer dtype ?[31mzzz") == 1
+    assert len(batch.stdout) < 3000, len(batch.stdout)
+    assert "\x1b" not in batch.stdout
+
+
 def test_an_accel_wish_beats_the_recorded_plan(batch: Batch) -> None:
     assert batch.run(batch.preset("rocket"), assignments=("accel.dtype=float32", "accel.vae=stock")) == 0
     assert batch.run(str(batch.clips[0]), assignments=("accel.dtype=bfloat16", "accel.vae=stock")) == 0
