@@ -129,8 +129,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     """What happens when something is changed or pressed."""
     fields = context.form.components
     changes = [field.change for field in fields]
-    told_live = [parts["tokens"], parts["length"]]
-    latest = {**QUICK, "trigger_mode": "always_last"}
+    advised = [parts["tokens"], parts["length"], parts["aspect"], parts["quality"]]
 
     def advise(*values: Any) -> list[Any]:
         return _advice(context, values)
@@ -141,18 +140,22 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     def submit(*values: Any) -> Any:
         return _submit(context, values)
 
-    gr.on(changes, advise, fields, told_live, **latest)
-    gr.on(changes, estimate, fields, [parts["estimate"]], **{**PRIVATE, "trigger_mode": "always_last"})
+    page = context.page
+    estimating = {**PRIVATE, "trigger_mode": "multiple", "concurrency_limit": 4}
+    # The answer to what was typed last must be the last to arrive. Gradio does that for one event per trigger only: two
+    # with always_last on the same trigger wake each other for ever. So this is the one, and the estimate follows it.
+    gr.on([page.load, *changes], advise, fields, advised, **QUICK, trigger_mode="always_last").then(
+        estimate, fields, [parts["estimate"]], **estimating
+    )
+    stage.change(estimate, fields, [parts["estimate"]], **estimating)
     gr.on(changes, None, [*fields, store], [store], js=_SAVE, **PRIVATE)
 
     size = [parts["width"], parts["height"]]
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
     gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **QUICK)
-    gr.on([field.change for field in size], _chosen, [parts["model"], *size], by_choice[1:], **latest)
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **QUICK)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
-    stage.change(estimate, fields, [parts["estimate"]], **PRIVATE)
     parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
         None, None, None, js="() => window.kinetile && window.kinetile.follow()", **PRIVATE
     )
@@ -162,10 +165,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
 
     stage.select(told(reuse), None, fields, **QUICK)
 
-    page = context.page
     page.load(restored, [store], fields, **QUICK).then(None, None, None, js=_RESTORED, **PRIVATE)
-    page.load(advise, fields, told_live, **QUICK)
-    page.load(estimate, fields, [parts["estimate"]], **PRIVATE)
 
 
 def _number(event: gr.EventData) -> int:
@@ -185,10 +185,6 @@ def _sized(model: str, aspect: str, quality: str) -> list[Any]:
     return list(size_of(family, aspect, "Standard" if quality == CUSTOM else quality))
 
 
-def _chosen(model: str, width: Any, height: Any) -> list[Any]:
-    return list(choice_of(family_for(model), width, height))
-
-
 def _defaults_of(model: str, *values: Any) -> list[Any]:
     """Another model: its own sizes and steps, the words and the seed stay."""
     kept = dict(zip(NAMES, values, strict=True))
@@ -202,12 +198,14 @@ def _normalised(context: Context, values: tuple[Any, ...]) -> Normalised:
     return family_for(request.model).normalise(request)
 
 
-def _advice(context: Context, values: tuple[Any, ...]) -> list[str]:
-    """What the model makes of the form: the prompt's tokens, the length and what is adjusted."""
+def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
+    """What the model makes of the form: the prompt's tokens, the length and what is adjusted; aspect and quality."""
+    named = dict(zip(NAMES, values, strict=True))
+    choice = choice_of(family_for(named["model"]), named["width"], named["height"])
     try:
         made = _normalised(context, values)
     except KinetileError as error:
-        return [gr.skip(), _problem(error)]
+        return [gr.skip(), _problem(error), *choice]
     request, use = made.request, made.prompt_tokens
     tokens = "" if use is None else f"{use.total:,} of {use.limit:,} tokens"
     about_prompt = [item.reason for item in made.adjustments if item.field == "prompt"]
@@ -217,6 +215,7 @@ def _advice(context: Context, values: tuple[Any, ...]) -> list[str]:
     return [
         f'<p class="kt-hint kt-right-hint">{escaped(tokens)}</p>{sentences_html(about_prompt)}',
         f'<p class="kt-hint">{escaped(length)}</p>{sentences_html(others)}',
+        *choice,
     ]
 
 
