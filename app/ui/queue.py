@@ -72,9 +72,8 @@ def build(context: Context) -> TabParts:
 
     shown = [view, queue, history, clip]
     context.version.change(tab.refresh, [view], shown, **QUICK)
-    for text in (search.input, search.submit):
-        text(tab.searched, [view, search, states], shown, trigger_mode="always_last", **QUICK)
-    states.change(tab.searched, [view, search, states], shown, **QUICK)
+    for changed in (search.change, states.change):  # `input` is not told of everything that is pasted
+        changed(tab.searched, [view, search, states], shown, trigger_mode="always_last", **QUICK)
     for listed in (queue, history, clip):
         listed.click(told(tab.act), [view], [*shown, notice], **QUICK)
     history.select(told(tab.choose), [view], shown, js=None, **QUICK)
