@@ -253,7 +253,7 @@ class _Batch:
         self._reporter.table(("file", "seconds", "adjusted", "accelerators"), rows)
         done = sum(outcome.state == "done" for outcome in self._outcomes)
         failed = sum(outcome.state in ("failed", "crashed") for outcome in self._outcomes)
-        waiting = sum(outcome.state == "waiting" for outcome in self._outcomes)
+        waiting = sum(outcome.state == "waiting" and outcome.job is not None for outcome in self._outcomes)
         text = f"{done} of {len(self._outcomes)} made" + (f", {failed} failed" if failed else "")
         if stopped:
             text = f"Stopped on request: {text}, " + ("what was made is kept" if done else "nothing was kept")

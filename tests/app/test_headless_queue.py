@@ -124,6 +124,20 @@ def test_ctrl_c_keeps_the_rest_queued_and_resume_goes_on(runs: Runs, named: bool
     assert (40 in seeds) == named, "the stopped one is made again where it is asked for"
 
 
+def test_ctrl_c_before_anything_is_queued_does_not_claim_that_it_is(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalService, "plan", interrupted)
+    assert runs.run(runs.preset("ball")) == 130
+    assert "0 of 1 made" in runs.stdout
+    assert "queued" not in runs.stdout
+    assert runs.run(resume=True) == 0
+    assert "Nothing is queued" in runs.stdout
+
+
 def test_resume_with_an_empty_queue_says_so(runs: Runs) -> None:
     assert runs.run(resume=True) == 0
     assert "Nothing is queued" in runs.stdout
