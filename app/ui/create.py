@@ -134,7 +134,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     def advise(*values: Any) -> list[Any]:
         return _advice(context, values)
 
-    def estimate(*values: Any) -> Any:
+    def form_estimate(*values: Any) -> Any:
         return _estimate(context, values)
 
     def submit(*values: Any) -> Any:
@@ -145,9 +145,9 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     # The answer to what was typed last must be the last to arrive. Gradio does that for one event per trigger only: two
     # with always_last on the same trigger wake each other for ever. So this is the one, and the estimate follows it.
     gr.on([page.load, *changes], advise, fields, advised, **QUICK, trigger_mode="always_last").then(
-        estimate, fields, [parts["estimate"]], **estimating
+        form_estimate, fields, [parts["estimate"]], **estimating
     )
-    stage.change(estimate, fields, [parts["estimate"]], **estimating)
+    stage.change(form_estimate, fields, [parts["estimate"]], **estimating)
     gr.on(changes, None, [*fields, store], [store], js=_SAVE, **PRIVATE)
 
     size = [parts["width"], parts["height"]]

@@ -1,0 +1,108 @@
+"""The form holds every request exactly, and refuses what is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import UsageError
+from app.models import family_for
+from app.request import MAX_SEED, AccelPreferences, GenerationRequest, Lora
+from app.ui.form import FIXED, NAMES, RANDOM, request_of, values_of
+from app.ui.saved import _fits, restored
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+REQUESTS = st.builds(
+    GenerationRequest,
+    prompt=WORDS,
+    negative_prompt=st.none() | WORDS,
+    width=st.none() | st.integers(1, 600),
+    height=st.none() | st.integers(1, 600),
+    frames=st.none() | st.integers(1, 60),
+    fps=st.none() | st.floats(1, 60),
+    steps=st.none() | st.integers(1, 1000),
+    guidance=st.none() | st.floats(0, 20),
+    seed=st.none() | st.integers(0, MAX_SEED),
+    shift=st.none() | st.floats(0.1, 20),
+    count=st.integers(1, 1000),
+    loras=st.lists(st.builds(Lora, name=st.just("soft.safetensors"), weight=st.floats(-10, 10)), max_size=2).map(tuple),
+    accel=st.builds(
+        AccelPreferences, attention=st.sampled_from(["auto", "sdpa"]), dtype=st.sampled_from(["auto", "float32"])
+    ),
+)
+
+
+def through_a_browser(values: dict[str, Any]) -> dict[str, Any]:
+    """As JSON takes it there and back; the browser writes 8.0 as 8."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in json.loads(json.dumps(values)).items()
+    }
+
+
+@given(REQUESTS)
+def test_a_request_comes_back_as_it_went_in(request: GenerationRequest) -> None:
+    back = request_of(through_a_browser(values_of(request)))
+    defaults = family_for("starter").defaults
+    open_fields = {
+        name: getattr(defaults, name)
+        for name in ("width", "height", "frames", "fps", "steps", "guidance", "scheduler", "shift")
+        if getattr(request, name) is None
+    }
+    expected = request.model_copy(update={**open_fields, "negative_prompt": request.negative_prompt or None})
+    assert back == expected
+
+
+def test_an_empty_field_means_the_models_default() -> None:
+    values = values_of(GenerationRequest()) | {"width": None, "steps": None, "guidance": None, "scheduler": ""}
+    request = request_of(values)
+    assert (request.width, request.steps, request.guidance, request.scheduler) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("seed", ["", "-1", "1.5", "9007199254740992", "1e3", "٣", "7" * 400, "0x10"])
+def test_no_seed_is_rounded_or_guessed(seed: str) -> None:
+    with pytest.raises(UsageError, match=r"^seed: "):
+        request_of(values_of(GenerationRequest()) | {"seed_mode": FIXED, "seed": seed})
+
+
+def test_random_needs_no_number() -> None:
+    assert request_of(values_of(GenerationRequest()) | {"seed_mode": RANDOM, "seed": "rubbish"}).seed is None
+
+
+@pytest.mark.parametrize("carried", ["rubbish", "[]", '{"prompt": "smuggled"}', "{"])
+def test_what_is_carried_is_checked(carried: str) -> None:
+    with pytest.raises(UsageError, match="import it again"):
+        request_of(values_of(GenerationRequest()) | {"carried": carried})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.sampled_from(NAMES), x),
+    )
+)
+def test_whatever_the_browser_kept_the_page_opens(stored: Any) -> None:
+    assert len(restored(stored)) == len(NAMES)
+
+
+@given(REQUESTS)
+def test_what_the_form_holds_is_restored(request: GenerationRequest) -> None:
+    values = through_a_browser(values_of(request))
+    assert [update.get("value") for update in restored(values)] == [values[name] for name in NAMES]
+
+
+def test_types_are_checked_field_by_field() -> None:
+    assert _fits("steps", 5)
+    assert not any(
+        [
+            _fits("steps", True),
+            _fits("steps", "5"),
+            _fits("steps", float("inf")),
+            _fits("seed_mode", "x"),
+            _fits("model", "no"),
+        ]
+    )

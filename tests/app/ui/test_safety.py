@@ -1,0 +1,161 @@
+"""Who may talk to the page: judged on bare requests, and on the real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.ui.safety import MAX_BODY, Guard, host_name, own_names
+from tests.app.ui.serving import Served
+
+
+async def _nothing(*_: Any) -> None:
+    return None
+
+
+def ask(guard: Guard, method: str = "GET", path: str = "/", **headers: str) -> int:
+    """The status that the guard answers with, 200 when it lets the request through."""
+    pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    refusal = guard.why_not({"type": "http", "method": method, "path": path, "headers": pairs})
+    return 200 if refusal is None else refusal[0]
+
+
+LOCAL = Guard(_nothing)
+OPEN = Guard(_nothing, names={"studio", "studio.local", "localhost"}, any_address=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7860", "localhost:7860", "LOCALHOST", "[::1]:7860", "127.0.0.1"])
+def test_names_of_this_machine_are_taken(host: str) -> None:
+    assert ask(LOCAL, host=host) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "localhost.evil.example:7860", "192.168.1.5:7860",
+     "", ":7860", "127.0.0.1:x", "user@127.0.0.1", "127.0.0.1:1:2", "[::1", "[evil]"],
+)  # fmt: skip
+def test_other_names_are_refused(host: str) -> None:
+    assert ask(LOCAL, host=host) == 421
+
+
+def test_a_request_names_one_host() -> None:
+    twice = [(b"host", b"127.0.0.1"), (b"host", b"evil.example")]
+    assert LOCAL.why_not({"type": "http", "method": "GET", "path": "/", "headers": twice}) is not None
+    assert LOCAL.why_not({"type": "http", "method": "GET", "path": "/", "headers": []}) is not None
+
+
+def test_listening_takes_any_address_but_no_foreign_name() -> None:
+    assert ask(OPEN, host="192.168.1.5:7860") == 200
+    assert ask(OPEN, host="[fe80::1]:7860") == 200
+    assert ask(OPEN, host="studio.local:7860") == 200
+    assert ask(OPEN, host="evil.example:7860") == 421
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:7860", 200),
+        ("http://127.0.0.1:8000", 403),
+        ("http://localhost:7860", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_only_its_own_pages_may_talk_to_it(origin: str, status: int) -> None:
+    assert ask(LOCAL, "POST", host="127.0.0.1:7860", origin=origin, content_length="2") == status
+
+
+def test_other_sites_may_link_but_not_embed() -> None:
+    assert ask(LOCAL, host="127.0.0.1", sec_fetch_site="cross-site", sec_fetch_mode="no-cors") == 403
+    assert ask(LOCAL, host="127.0.0.1", sec_fetch_site="cross-site", sec_fetch_mode="navigate") == 200
+    assert ask(LOCAL, host="127.0.0.1", sec_fetch_site="same-origin", sec_fetch_mode="cors") == 200
+
+
+def test_bodies_are_bounded() -> None:
+    assert ask(LOCAL, "POST", host="127.0.0.1", content_length=str(MAX_BODY)) == 200
+    assert ask(LOCAL, "POST", host="127.0.0.1", content_length=str(MAX_BODY + 1)) == 413
+    assert ask(LOCAL, "POST", host="127.0.0.1", content_length="9" * 5000) == 413
+    assert ask(LOCAL, "POST", host="127.0.0.1", transfer_encoding="chunked") == 411
+    assert ask(LOCAL, "POST", host="127.0.0.1") == 200
+
+
+def test_a_websocket_is_judged_too() -> None:
+    scope = {"type": "websocket", "path": "/", "headers": [(b"host", b"evil.example")]}
+    assert LOCAL.why_not(scope) is not None
+
+
+@given(st.text(max_size=40))
+def test_no_host_that_is_not_ours_passes(host: str) -> None:
+    if ask(LOCAL, host=host.encode("latin-1", "replace").decode("latin-1")) == 200:
+        assert host_name(host) in ("localhost", "127.0.0.1", "::1")
+
+
+def test_own_names_hold_no_empty_one() -> None:
+    assert "localhost" in own_names()
+    assert "" not in own_names()
+
+
+# -- the real server --
+
+
+def test_the_server_refuses_foreign_names_and_pages(served: Served) -> None:
+    assert served.ask("/")[0] == 200
+    status, sentence = served.ask("/", Host="evil.example")
+    assert (status, "does not lead to Kinetile" in sentence) == (421, True)
+    assert served.ask("/config", Host=f"evil.example:{served.url.rsplit(':', 1)[1]}")[0] == 421
+    assert served.ask("/gradio_api/run/predict", data=b"{}", Origin="https://evil.example")[0] == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/hostname",
+        "./pyproject.toml",
+        "pyproject.toml",
+        "app/cli.py",
+        "/proc/self/environ",
+        "..%2f..%2fetc%2fhostname",
+        "{home}/kinetile.sqlite3",
+        "{home}/owner.json",
+        "{outputs}/../kinetile.sqlite3",
+        "{outputs}/..%2fkinetile.sqlite3",
+        "{home}/cache",
+    ],
+)
+def test_only_the_outputs_are_served(served: Served, path: str) -> None:
+    served.outputs.mkdir(exist_ok=True)
+    named = path.format(home=served.home, outputs=served.outputs)
+    for route in ("/gradio_api/file=", "/file=", "/static/", "/assets/"):
+        status, _ = served.ask(route + named)
+        assert status in (400, 403, 404, 405), (route, named, status)
+
+
+def test_a_file_of_the_outputs_is_served(served: Served) -> None:
+    served.outputs.mkdir(exist_ok=True)
+    (served.outputs / "seen.png").write_bytes(b"picture")
+    assert served.ask(f"/gradio_api/file={served.outputs}/seen.png") == (200, "picture")
+
+
+def test_a_link_in_the_outputs_leads_nowhere_else(served: Served) -> None:
+    served.outputs.mkdir(exist_ok=True)
+    link = served.outputs / "link.png"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("/etc/hostname"))
+    assert served.ask(f"/gradio_api/file={link}")[0] == 403
+    link.unlink()
+
+
+@pytest.mark.parametrize("route", ["proxy=https://example.com/", "deep_link", "runs", "vibe-edit/"])
+def test_routes_that_reach_further_are_closed(served: Served, route: str) -> None:
+    assert served.ask(f"/gradio_api/{route}")[0] == 404
+
+
+def test_a_path_of_the_machine_is_no_upload(served: Served) -> None:
+    client = served.client()
+    with pytest.raises(Exception, match="neither one of the clips nor an upload"):
+        client.predict("/etc/hostname", api_name="/preset_import_file")

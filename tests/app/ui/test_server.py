@@ -1,0 +1,81 @@
+"""Ports, passwords, and an end without loss."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import CannotRunError, UsageError
+from app.paths import Home
+from app.ui.server import FIRST_PORT, PageSettings, _port, settings_of
+from tests.app.ui.serving import ROOT, free_port, serving
+
+HOME = Home(Path("nowhere"))
+
+
+def wish(port: int | None = None, listen: bool = False, auth: str | None = None, no_auth: bool = False) -> PageSettings:
+    return settings_of(HOME, port, False, listen, auth, no_auth)
+
+
+def test_listening_needs_a_password_or_the_word_that_there_is_none() -> None:
+    with pytest.raises(UsageError, match="--auth USER:PASSWORD, or --no-auth"):
+        wish(listen=True)
+    assert wish(listen=True, auth="ada:love:lace").auth == ("ada", "love:lace")
+    assert wish(listen=True, no_auth=True).auth is None
+
+
+@pytest.mark.parametrize("auth", ["", "ada", "ada:", ":lovelace", " :x"])
+def test_a_password_has_a_user(auth: str) -> None:
+    with pytest.raises(UsageError, match="for example --auth ada:lovelace"):
+        wish(auth=auth)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536])
+def test_a_port_is_a_port(port: int) -> None:
+    with pytest.raises(UsageError, match="from 1 to 65535"):
+        wish(port)
+
+
+def test_a_taken_port_is_said_when_asked_for_and_passed_over_otherwise() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(CannotRunError, match=f"Port {taken} is taken"):
+            _port(wish(taken))
+    assert _port(wish()) >= FIRST_PORT
+
+
+def test_the_page_asks_for_the_password_and_ends_cleanly(tmp_path: Path) -> None:
+    with serving(tmp_path, "--auth", "ada:lovelace") as page:
+        assert page.ask("/config")[0] == 401
+        assert page.ask("/gradio_api/info")[0] == 401
+        assert page.ask(f"/gradio_api/file={page.outputs}/x.png")[0] == 401
+        with pytest.raises(Exception, match=r"(?i)credentials|auth|login|401"):
+            page.client().predict(api_name="/models")
+        assert page.client(auth=("ada", "lovelace")).predict(api_name="/models")[0]["name"] == "starter"
+        assert page.end() == 0
+        assert page.lines[-1].strip() == "Closing."
+
+
+def test_the_servers_process_holds_neither_torch_nor_diffusers(tmp_path: Path) -> None:
+    code = (
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "from app.paths import Home\n"
+        "from app.ui.server import open_page, settings_of\n"
+        f"page = open_page(settings_of(Home(Path(sys.argv[1])), {free_port()}, False, False, None, False))\n"
+        "import urllib.request\n"
+        "assert urllib.request.urlopen(page.url).status == 200\n"
+        "print(json.dumps(sorted({'torch', 'diffusers', 'transformers'} & set(sys.modules))))\n"
+        "page.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == []
