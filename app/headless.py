@@ -169,7 +169,7 @@ class _Batch:
             seeds = f"seed {request.seed}" + (f" to {members[-1].spec.request.seed}" if len(members) > 1 else "")
             self._reporter.say(
                 f"{name}: {request.width}x{request.height}, {request.frames} frames at {request.fps:g} fps, "
-                f"{request.steps} steps, guidance {request.guidance:g}, {seeds}"
+                f"{request.steps} step{'s' * (request.steps != 1)}, guidance {request.guidance:g}, {seeds}"
             )
             for line in lines:
                 self._reporter.say(f"  {line}")
@@ -185,7 +185,10 @@ class _Batch:
             request, recorded = outcome.spec.request, outcome.spec.recorded_plan
             key = (request.model, request.width, request.height, request.frames, request.accel, id(recorded))
             if key not in known:
-                known[key] = service.plan(request, recorded)
+                try:
+                    known[key] = service.plan(request, recorded)
+                except UsageError as error:
+                    raise UsageError(f"{outcome.spec.origin}: {error}") from error
             answer = known[key]
             outcome.accelerators = answer.summary
             outcome.notes += answer.differences
