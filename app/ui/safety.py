@@ -120,6 +120,19 @@ def _is_address(name: str) -> bool:
     return True
 
 
+def never_fetch() -> None:
+    """Keep Gradio from fetching files that a request names by an address instead of uploading them: this page looks
+    nothing up, wherever the request comes from.
+    """
+    import gradio as gr
+    from gradio import processing_utils
+
+    async def refuse(url: str) -> None:
+        raise gr.Error("Kinetile fetches nothing from an address; upload the file itself.", print_exception=False)
+
+    processing_utils.async_ssrf_protected_get = refuse
+
+
 async def _refuse(send: Send, status: int, sentence: str) -> None:
     body = (sentence + "\n").encode()
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]

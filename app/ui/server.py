@@ -122,8 +122,9 @@ def open_page(settings: PageSettings) -> OpenPage:
     from app.ui.context import Context
     from app.ui.live import Live
     from app.ui.page import build, looks
-    from app.ui.safety import MAX_UPLOAD, Guard, own_names
+    from app.ui.safety import MAX_UPLOAD, Guard, never_fetch, own_names
 
+    never_fetch()
     service = open_service(settings.home, warm=True)
     try:
         context = Context(service, settings.home, uploads=uploads)

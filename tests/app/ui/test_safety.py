@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,23 @@ def test_a_path_of_the_machine_is_no_upload(served: Served) -> None:
     client = served.client()
     with pytest.raises(Exception, match="neither one of the clips nor an upload"):
         client.predict("/etc/hostname", api_name="/preset_import_file")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/x.json", "https://example.com/x.json"])
+def test_no_address_is_looked_up_for_a_request(served: Served, address: str) -> None:
+    named = {"path": address, "url": address, "meta": {"_type": "gradio.FileData"}}
+    with pytest.raises(Exception, match="fetches nothing from an address"):
+        served.client().predict(named, api_name="/generate")
+
+
+def test_an_upload_is_not_served_back(served: Served) -> None:
+    boundary = "x" * 30
+    part = 'Content-Disposition: form-data; name="files"; filename="a.html"\r\nContent-Type: text/html\r\n\r\n<script>'
+    body = f"--{boundary}\r\n{part}\r\n--{boundary}--\r\n".encode()
+    status, answer = served.ask(
+        "/gradio_api/upload", data=body, Content_Type=f"multipart/form-data; boundary={boundary}"
+    )
+    assert status == 200
+    (path,) = json.loads(answer)
+    assert Path(path).is_relative_to(served.home / "cache")
+    assert served.ask(f"/gradio_api/file={path}")[0] == 403
