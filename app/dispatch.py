@@ -166,8 +166,8 @@ class Dispatcher:
             text = f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error})."
             ended = self._queue.fail(job.id, "failed", JobError(text))
         else:
-            ended = self._queue.finish(job.id, result)
             self._remember(job, result, memory)
+            ended = self._queue.finish(job.id, result)
         finally:
             with self._changed:
                 self._running, self._progress, self._preview = None, None, None
