@@ -60,7 +60,7 @@ def _form(context: Context) -> dict[str, Any]:
     )
     made["tokens"] = gr.HTML("", elem_id="kt-tokens", apply_default_css=False)
     made["negative_prompt"] = gr.Textbox(label="Negative prompt", lines=1, max_lines=4, elem_id="kt-negative")
-    with gr.Row(elem_classes=["kt-fields"]):
+    with gr.Row(elem_classes=["kt-fields", "kt-size"]):
         made["aspect"] = gr.Dropdown([*ASPECTS, CUSTOM], value=aspect, label="Aspect", min_width=80, filterable=False)
         made["quality"] = gr.Dropdown(
             [*QUALITIES, CUSTOM], value=quality, label="Quality", min_width=80, filterable=False
