@@ -8,6 +8,7 @@ half way leaves the pipeline as it was.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,6 +111,9 @@ class Installation:
     # ----------------------------------------------------------------------------------------------------------
 
     def _install(self, pipeline: Any) -> None:
+        counts = {stage.threads.engaged for stage in self.plan.stages}
+        if counts != {self.plan.threads.engaged}:
+            self._undo.append(partial(torch.set_num_threads, torch.get_num_threads()))
         for stage in self.plan.stages:
             for name in COMPONENTS[stage.stage]:
                 component = getattr(pipeline, name, None)
@@ -128,6 +132,22 @@ class Installation:
             self._linears(name, component, stage.linear.engaged)
         if stage.compile.engaged == "yes":
             self._compile(name, component)
+        if {one.threads.engaged for one in self.plan.stages} != {self.plan.threads.engaged}:
+            self._threads(component, int(stage.threads.engaged))
+
+    def _threads(self, component: nn.Module, count: int) -> None:
+        """Settle the number of threads whenever the component begins to work. A VAE is called by its two halves."""
+
+        def settle(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling() and torch.get_num_threads() != count:
+                torch.set_num_threads(count)
+
+        halves = [
+            half for name in ("encoder", "decoder") if isinstance(half := getattr(component, name, None), nn.Module)
+        ]
+        is_vae = hasattr(component, "decode")
+        for module in halves if is_vae and halves else [component]:
+            self._undo.append(module.register_forward_pre_hook(settle).remove)
 
     def _cast(self, name: str, component: nn.Module, dtype: str) -> None:
         if not _engaged(dtype):

@@ -10,6 +10,11 @@ from __future__ import annotations
 from accel import policy
 from accel.types import Gpu, Machine, StageTraits
 
+ROUNDING = (
+    "bf16 keeps 8 binary digits of fp32's 24, so pixels differ slightly from an fp32 clip's: dtype=float32 for those"
+)
+"""Said wherever a lower precision was chosen for a person."""
+
 
 def best_dtype(
     machine: Machine, traits: StageTraits, gpu: Gpu | None, allowed: list[str]
@@ -26,7 +31,9 @@ def best_dtype(
         return "float32" if "float32" in allowed else allowed[0], (f"not bf16: {unproved}",)
     factor = gain(machine, traits)
     better = factor is not None and factor >= policy.WORTH
-    return "bfloat16" if better or "float32" not in allowed else "float32", (speed(machine, traits),)
+    if better or "float32" not in allowed:
+        return "bfloat16", (speed(machine, traits), ROUNDING)
+    return "float32", (speed(machine, traits),)
 
 
 def _gpu_dtype(machine: Machine, traits: StageTraits, gpu: Gpu, allowed: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -36,7 +43,7 @@ def _gpu_dtype(machine: Machine, traits: StageTraits, gpu: Gpu, allowed: list[st
     single, low = machine.figure(task, "linear_float32_ms"), machine.figure(task, "linear_bfloat16_ms")
     figures = f"a product takes {low:.3g} ms in bf16 and {single:.3g} ms in fp32 on this GPU" if single and low else ""
     if "bfloat16" in allowed and single and low and single / low >= policy.WORTH:
-        return "bfloat16", (figures,)
+        return "bfloat16", (figures, ROUNDING)
     name = "float32" if "float32" in allowed else allowed[0]
     return name, (figures or "this GPU's speed in bf16 is not known yet",)
 

@@ -26,13 +26,13 @@ WAITING_REASON = (
 )
 
 
-def environment(machine: Machine, threads: int | None = None) -> dict[str, str]:
+def environment(machine: Machine, threads: int | None = None, waiting: str = WAITING) -> dict[str, str]:
     """The variables for this machine. threads: the count to use, None for the machine's own limit.
 
     When the bf16 test was killed although the CPU advertises AMX, oneDNN is kept below AMX, so that the real run does
     not die of it.
     """
-    wanted = {"OMP_NUM_THREADS": str(threads or machine.cores.usable), **WAITING_ENVIRONMENT[WAITING]}
+    wanted = {"OMP_NUM_THREADS": str(threads or machine.cores.usable), **WAITING_ENVIRONMENT[waiting]}
     death = machine.proofs.get("bf16")
     if death is not None and "signal" in death.detail and machine.cpu.advertises("amx_tile"):
         wanted["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16" if machine.cpu.advertises("avx512_bf16") else "AVX512_CORE"

@@ -289,14 +289,19 @@ class StagePlan(AsData):
     vae: Choice
     memory_format: Choice
     compile: Choice
+    threads: Choice
 
     def choices(self) -> tuple[Choice, ...]:
-        return (self.device, self.dtype, self.attention, self.linear, self.vae, self.memory_format, self.compile)
+        backends = (self.attention, self.linear, self.vae)
+        return (self.device, self.dtype, *backends, self.memory_format, self.compile, self.threads)
 
 
 @dataclass(frozen=True)
 class Plan(AsData):
-    """Everything that will be done for one model on one machine. `environment` must be set before torch is imported."""
+    """Everything that will be done for one model on one machine. `environment` must be set before torch is imported.
+
+    threads: the process's own count, the most that any stage uses.
+    """
 
     family: str
     stages: tuple[StagePlan, ...]

@@ -188,6 +188,7 @@ def plan(
     text_encoder_dtype: str = "float32",
     vae_dtype: str = "float32",
     compile: str = "no",
+    threads: str = "2",
 ) -> Plan:
     """A plan written by hand: what installing is told, without what a machine would choose."""
 
@@ -204,6 +205,7 @@ def plan(
             vae=choice("vae", vae),
             memory_format=choice("memory_format", "stock"),
             compile=choice("compile", compiled),
+            threads=choice("threads", threads),
         )
 
     return Plan(

@@ -19,8 +19,8 @@ from accel.probing.host import DONE, START, Host, Outcome
 
 Result = dict[str, Any]
 
-PROCESSOR = ("torch", "fp32", "bf16", "packed_bf16", "fp16", "int8", "conv3d")
-BF16_USERS = ("packed_bf16", "fp16", "int8")
+PROCESSOR = ("torch", "fp32", "bf16", "packed_bf16", "fp16", "int8", "conv3d", "threads")
+BF16_USERS = ("packed_bf16", "fp16", "int8", "threads")
 """Not tried once the bf16 product has killed its process: they reach for the same instructions."""
 
 OF_PACKAGE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -471,3 +472,26 @@ def test_a_dropped_pipeline_leaves_nothing(settings: dict[str, str]) -> None:
     del pipeline, installation
     gc.collect()
     assert slots() == free
+
+
+def test_each_stage_works_with_its_number_of_threads_and_the_old_one_comes_back() -> None:
+    pipeline, before = builders.wan(), torch.get_num_threads()
+    seen: dict[str, int] = {}
+    written = builders.plan(threads="1")
+    fewer = tuple(
+        replace(stage, threads=replace(stage.threads, engaged=count))
+        for stage, count in zip(written.stages, ("1", "2", "3"), strict=True)
+    )
+    installation = install(pipeline, replace(written, stages=fewer))
+    for name, module in (
+        ("text", pipeline.text_encoder.encoder),
+        ("denoise", pipeline.transformer.blocks[0]),
+        ("decode", pipeline.vae.decoder.conv_in),
+    ):
+        module.register_forward_pre_hook(lambda *_, name=name: seen.update({name: torch.get_num_threads()}))
+    builders.run_wan(pipeline)
+    assert seen == {"text": 1, "denoise": 2, "decode": 3}
+    installation.remove()
+    assert torch.get_num_threads() == before
+    builders.run_wan(pipeline)
+    assert set(seen.values()) == {before}

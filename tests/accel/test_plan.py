@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel import advice, policy, threads
+from accel import advice, policy, precision, threads
 from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
 from accel.plan import make_plan
@@ -326,7 +326,21 @@ def test_the_packed_path_must_beat_torch_in_the_machines_own_test(tmp_path: Path
     assert "not onednn_bf16: slower in the machine's own test: 18 ms, 0.6 ms without" in stage.linear.reasons
     quick = make_plan(machine("zen5", tmp_path / "quick"), model()).stage("transformer")
     assert quick is not None
-    assert "0.58 ms in the machine's own test, 0.62 ms without" in quick.linear.reasons
+    assert "in the machine's own test 0.58 ms, 0.62 ms without" in quick.linear.reasons
+
+
+@pytest.mark.parametrize(("packed", "wanted"), [(0.55, "onednn_bf16"), (0.65, "onednn_bf16"), (0.75, "stock")])
+def test_a_difference_inside_the_tests_spread_changes_no_choice(packed: float, wanted: str, tmp_path: Path) -> None:
+    result = {"ok": True, "reason": "ran", "figures": {"linear_plain_ms": 0.62, "linear_packed_ms": packed}}
+    found = machine("zen5", tmp_path, runs={"packed_bf16": {"result": result}})
+    assert engaged(make_plan(found, model()), "tr.linear") == wanted
+
+
+def test_a_lower_precision_says_that_pixels_differ(tmp_path: Path) -> None:
+    for name, said in (("zen5", True), ("h200", True), ("zen3", False)):
+        stage = make_plan(machine(name, tmp_path / name), model()).stage("transformer")
+        assert stage is not None
+        assert (precision.ROUNDING in stage.dtype.reasons) is said
 
 
 @pytest.mark.parametrize(
@@ -433,6 +447,35 @@ def test_thread_count_and_its_source(
     assert plan.threads.engaged == count
     assert reason in " ".join(plan.threads.reasons)
     assert plan.environment["OMP_NUM_THREADS"] == count
+
+
+def crowd(**times: float) -> dict[str, Any]:
+    figures = {f"bfloat16_{count.removeprefix('n')}_ms": ms for count, ms in times.items()}
+    return {"threads": {"result": {"ok": True, "reason": "ran", "figures": figures}}}
+
+
+@pytest.mark.parametrize(
+    ("shape", "times", "wanted"),
+    [
+        ((320, 520), {"n4": 1.0, "n8": 0.9, "n112": 1.8}, "8"),
+        ((320, 520), {"n4": 1.0, "n8": 0.9, "n112": 1.0}, "112"),
+        ((1536, 7800), {"n4": 1.0, "n8": 0.9, "n112": 1.8}, "112"),
+        ((320, 520), {"n4": 1.0, "n8": 0.9}, "112"),
+        ((320, 520), {}, "112"),
+    ],
+    ids=["fewer are faster", "within the spread", "a large model", "not all were tried", "nothing was tried"],
+)
+def test_a_small_stage_takes_as_many_threads_as_measured_best(
+    shape: tuple[int, int], times: dict[str, float], wanted: str, tmp_path: Path
+) -> None:
+    width, tokens = shape
+    traits = model(tokens, linears=(LinearShape(width, width, 8),))
+    found = machine("sapphire-rapids", tmp_path, runs=crowd(**times))
+    plan = make_plan(found, traits)
+    assert [engaged(plan, f"{stage}.threads") for stage in ("tr", "vae")] == [wanted, "112"]
+    assert plan.threads.engaged == "112"
+    forced = make_plan(found, traits, Preferences(threads="6"))
+    assert [engaged(forced, f"{stage}.threads") for stage in ("te", "tr", "vae")] == ["6", "6", "6"]
 
 
 @pytest.mark.parametrize("wish", ["0", "9", "-1", "two", "1.5", "²"])

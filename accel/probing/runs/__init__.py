@@ -24,6 +24,7 @@ TASKS: dict[str, Callable[[], Result]] = {
     "fp16": lambda: processor.linear("float16"),
     "int8": processor.int8,
     "conv3d": processor.conv3d,
+    "threads": processor.threads,
     "gpus": gpus.gpus,
     "diffusers": lambda: packages.imports("diffusers"),
     "triton": lambda: packages.imports("triton"),

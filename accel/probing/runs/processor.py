@@ -1,7 +1,11 @@
-"""Small runs on the processor: products, attention and conv3d in each dtype, timed beside float32 on one core."""
+"""Small runs on the processor: products, attention and conv3d in each dtype, timed beside float32 on one core; and a
+block of a transformer on many."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 from accel.probing.runs.tools import Result, best_ms, judged, seeded, shown
@@ -132,3 +136,53 @@ def conv3d() -> Result:
         "conv3d_direct_ms": best_ms(lambda: direct_conv3d(x, fast)),
     }
     return judged(got, functional.conv3d(x.double(), weight.double()), "float32", figures=figures)
+
+
+FEWEST = 4
+"""Threads that always pay: fewer are not tried."""
+
+
+def threads() -> Result:
+    """A small transformer block with all threads this process has, and with fewer, in powers of two down to FEWEST.
+
+    512 tokens of width 384, six heads of 64: the work of one block of a model with some ten million weights. In bf16
+    as well where oneDNN has it. Least milliseconds by the wall clock, counts in turn.
+    """
+    import torch
+
+    # the other runs have set torch to one
+    most = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    counts = sorted({most, *(2**power for power in range(10) if FEWEST <= 2**power < most)})
+    if len(counts) == 1:
+        return {"ok": True, "reason": f"{most} threads always work together"}
+    figures: dict[str, float] = {}
+    for name in ("float32", "bfloat16")[: 1 + torch.ops.mkldnn._is_mkldnn_bf16_supported()]:
+        block = transformer_block(getattr(torch, name))
+        for _ in range(4):
+            for count in counts:
+                torch.set_num_threads(count)
+                block()
+                key = f"{name}_{count}_ms"
+                figures[key] = min(figures.get(key, float("inf")), *(wall_ms(block) for _ in range(5)))
+    return {"ok": True, "reason": "ran", "figures": figures}
+
+
+def transformer_block(dtype: Any) -> Callable[[], Any]:
+    import torch.nn.functional as functional
+
+    x, square = seeded(512, 384).to(dtype), seeded(384, 384).to(dtype)
+    up, down = seeded(1536, 384).to(dtype), seeded(384, 1536).to(dtype)
+
+    def block() -> Any:
+        y = functional.layer_norm(x, (384,))
+        q, k, v = (functional.linear(y, square).view(1, 512, 6, 64).transpose(1, 2) for _ in range(3))
+        y = x + functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(512, 384)
+        return y + functional.linear(functional.gelu(functional.linear(y * 2, up)), down)
+
+    return block
+
+
+def wall_ms(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return round((time.perf_counter() - start) * 1e3, 4)

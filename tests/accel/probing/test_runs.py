@@ -152,3 +152,17 @@ def test_a_reference_that_is_off_is_wrong_and_so_is_nan() -> None:
     assert tools.judged(right, right, "float32")["ok"]
     assert not tools.judged(right * 1.01, right, "float32")["ok"]
     assert not tools.judged(right * float("nan"), right, "float32")["ok"]
+
+
+def test_a_small_block_is_timed_with_all_threads_and_with_fewer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    results, _, outcome = run(["threads"], tmp_path)
+    assert results["threads"]["ok"], outcome.stderr
+    figures = results["threads"]["figures"]
+    assert {"float32_4_ms", "float32_6_ms"} <= set(figures)
+    assert all(ms > 0 for ms in figures.values())
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    results, _, _ = run(["threads"], tmp_path)
+    assert results["threads"] == {"ok": True, "reason": "4 threads always work together"}
