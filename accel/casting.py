@@ -26,14 +26,10 @@ class Cast:
 
 def cast_component(component: nn.Module, dtype: torch.dtype, file: WeightsFile | None) -> Cast | None:
     """Cast `component`'s floating parameters and persistent buffers to `dtype`; None when there is nothing to cast."""
-    kept_wide = _kept_in_float32(component, dtype)
     restore: list[tuple[torch.Tensor, torch.dtype, Original | None]] = []
-    for name, tensor in _tensors(component):
-        wide = torch.float32 if any(part in name.split(".") for part in kept_wide) else dtype
-        if not tensor.is_floating_point() or tensor.dtype == wide:
-            continue
+    for name, tensor, wanted in to_cast(component, dtype):
         before = tensor.data
-        narrow = before.to(wide)
+        narrow = before.to(wanted)
         exact = same_bits(narrow.to(before.dtype), before)
         restore.append((tensor, before.dtype, None if exact else Original(before, file, name)))
         tensor.data = narrow
@@ -53,6 +49,17 @@ def cast_component(component: nn.Module, dtype: torch.dtype, file: WeightsFile |
         return changed
 
     return Cast(undo, sum(o.kept_bytes for o in originals), sum(o.kept is None for o in originals))
+
+
+def to_cast(component: nn.Module, dtype: torch.dtype) -> list[tuple[str, torch.Tensor, torch.dtype]]:
+    """(name, tensor, dtype it gets) of every floating parameter and persistent buffer that is not in it yet."""
+    wide = _kept_in_float32(component, dtype)
+    found = []
+    for name, tensor in _tensors(component):
+        wanted = torch.float32 if any(part in name.split(".") for part in wide) else dtype
+        if tensor.is_floating_point() and tensor.dtype != wanted:
+            found.append((name, tensor, wanted))
+    return found
 
 
 def _kept_in_float32(component: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:

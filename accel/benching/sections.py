@@ -1,0 +1,210 @@
+"""The sections of a measurement; each gives JSON data: a title, what was measured, and one row per contender.
+
+A row: `seconds` (phase -> median, least, most), `rounds`, `threads`, `error` against the first contender, `plan` (what
+was engaged), `report` (what was served), `profile` where asked for; or `failed`, the reason.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accel.benching.processes import ROOT, busy_process, plain_environment
+from accel.benching.race import Job, Race, Times, errors, summed_up
+from accel.benching.work import CONTENDERS, WORKS, Scale, Work
+from accel.threads import WAITING_ENVIRONMENT, environment
+from accel.types import Machine
+
+Section = dict[str, Any]
+
+CLIP = {"prompt": "A red ball bounces up and down in a studio", "steps": 20, "guidance": 4.0}
+CLIP |= {"width": 256, "height": 160, "frames": 25}
+SMALL = {"width": 64, "height": 64, "frames": 5, "steps": 2}
+SWEEP_STEPS = 6
+
+SHARE_OF_PEAK = 0.5
+"""Part of all cores' speed in the probe's product that a whole forward is taken to reach, to choose how much of a model
+is run."""
+SHARE_OF_MEMORY = 0.6
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured with. model: folder of a diffusers pipeline, None when only shapes are measured.
+
+    contenders: names of CONTENDERS, empty for each section's own. preferences: for the plans of all contenders.
+    """
+
+    machine: Machine
+    model: Path | None = None
+    contenders: tuple[str, ...] = ()
+    preferences: dict[str, str] = field(default_factory=dict)
+    clip: dict[str, Any] = field(default_factory=dict)
+    scale: Scale = "full"
+    rounds: int = 5
+    profile: bool = False
+
+    def chosen(self, *usual: str) -> tuple[str, ...]:
+        return self.contenders or usual
+
+    def job(self, contender: str, waiting: str | None = None, **work: Any) -> Job:
+        """waiting: how idle workers wait; None for what a contender has by itself."""
+        job = {"contender": contender, "machine": self.machine.to_dict(), "preferences": self.preferences, **work}
+        environ = plain_environment()
+        if not CONTENDERS[contender].plain:
+            environ |= environment(self.machine)
+        if waiting is not None:
+            for names in WAITING_ENVIRONMENT.values():
+                environ = {name: value for name, value in environ.items() if name not in names}
+            environ |= WAITING_ENVIRONMENT[waiting]
+        return job, environ
+
+    def clip_of(self, **changes: Any) -> dict[str, Any]:
+        small = SMALL if self.scale == "tiny" else {}
+        return {"model": str(self.model), "clip": {**CLIP, **self.clip, **changes, **small}}
+
+
+# -- the sections --
+
+
+def correct(settings: Settings, end: float) -> Section:
+    """Every backend usable here against float64."""
+    quick = ["--quick"] if settings.scale == "tiny" else []
+    command = [sys.executable, "-m", "accel.selfcheck", *quick]
+    try:
+        environ = {**plain_environment(), **environment(settings.machine)}
+        left = max(30.0, end - time.monotonic())
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=left, check=False)
+        lines, right = done.stdout.splitlines(), done.returncode == 0
+        lines += [] if right else done.stderr.splitlines()[-1:]
+    except subprocess.TimeoutExpired as stopped:
+        told = stopped.stdout or b""
+        lines = (told.decode() if isinstance(told, bytes) else told).splitlines()
+        right = False
+        lines.append(f"stopped after {left:.0f} s")
+    return {"title": "every CPU backend against float64", "right": right, "lines": lines, "rows": {}}
+
+
+def clip(settings: Settings, end: float) -> Section:
+    """A whole clip: text, denoising, decoding."""
+    names = settings.chosen("plain-fp32", "plain-bf16", "auto", "fp32", "int8")
+    work = settings.clip_of()
+    return {"title": _clip_title(work), **_raced(settings, {name: settings.job(name, **work) for name in names}, end)}
+
+
+def shape(settings: Settings, end: float, work: Work) -> Section:
+    """One call of one module with random weights."""
+    names = settings.chosen("plain-fp32", "plain-bf16", "auto")
+    cut = work.cuts[-1] if settings.scale == "tiny" else fitting(settings, work, len(names), end - time.monotonic())
+    jobs = {name: settings.job(name, work=work.name, cut=cut, scale=settings.scale) for name in names}
+    whole = "" if cut == work.cuts[0] else f"; {_amount(work, cut)} of {_amount(work, work.cuts[0])}"
+    measured = {"cut": cut, "teraflops": work.flops(cut) / 1e12}
+    return {"title": work.title + whole, **measured, **_raced(settings, jobs, end)}
+
+
+def busy(settings: Settings, end: float) -> Section:
+    """A clip alone and beside one busy process, with workers that sleep and with workers that spin while they wait."""
+    work = settings.clip_of()
+    jobs = {"plain-fp32": settings.job("plain-fp32", **work)}
+    jobs |= {f"auto, {waiting}": settings.job("auto", waiting, **work) for waiting in WAITING_ENVIRONMENT}
+    runs: dict[str, list[Times]] = {}
+    with Race(jobs, end) as race:
+        race.rounds(1)
+        for _ in range(settings.rounds):
+            begun = time.monotonic()
+            for name, (times,) in race.rounds(1).items():
+                runs.setdefault(f"{name}: quiet", []).append(times)
+            with busy_process():
+                for name, (times,) in race.rounds(1).items():
+                    runs.setdefault(f"{name}: beside a busy process", []).append(times)
+            if 2 * time.monotonic() - begun > end:
+                break
+    rows: dict[str, Any] = {name: {"seconds": summed_up(one), "rounds": len(one)} for name, one in runs.items()}
+    rows |= {name: {"failed": why} for name, why in race.failures.items()}
+    return {"title": _clip_title(work) + ", quiet and beside one busy process", "rows": rows}
+
+
+def threads(settings: Settings, end: float) -> Section:
+    """A short clip with one thread, two, four ... and with workers that sleep or spin."""
+    work = settings.clip_of(steps=SWEEP_STEPS)
+    counts = sorted({min(2**power, settings.machine.cores.usable) for power in range(10)})
+    jobs = {waiting: settings.job("auto", waiting, **work) for waiting in WAITING_ENVIRONMENT}
+    rows: dict[str, Any] = {}
+    with Race(jobs, end) as race:
+        for count in counts:
+            race.ask({"threads": count})
+            warm = {name: times[0] for name, times in race.rounds(1).items()}
+            for name, runs in race.rounds(min(3, settings.rounds), warm).items():
+                rows[f"{count} threads, {name}"] = {"seconds": summed_up(runs), "rounds": len(runs)}
+    rows |= {name: {"failed": why} for name, why in race.failures.items()}
+    return {"title": _clip_title(work), "rows": rows}
+
+
+SECTIONS: dict[str, tuple[float, Callable[[Settings, float], Section]]] = {
+    "correct": (1.5, correct),
+    "clip": (1.5, clip),
+    "busy": (1.0, busy),
+    "threads": (1.0, threads),
+    "step-1.3b": (2.0, lambda settings, end: shape(settings, end, WORKS["step-1.3b"])),
+    "step-5b": (1.5, lambda settings, end: shape(settings, end, WORKS["step-5b"])),
+    "encode": (1.0, lambda settings, end: shape(settings, end, WORKS["encode"])),
+    "decode": (1.5, lambda settings, end: shape(settings, end, WORKS["decode"])),
+}
+"""Name -> its share of the time against the others, and what measures it."""
+
+NEEDS_MODEL = ("clip", "busy", "threads")
+
+
+def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> Any:
+    """The largest cut of `work` that this machine can hold for all contenders and run three times in `seconds`."""
+    machine = settings.machine
+    product = machine.figure("fp32", "linear_float32_ms") or 10.0
+    speed = machine.cores.usable * 2 * 512**3 / (product / 1e3) * SHARE_OF_PEAK
+    memory = (machine.memory.usable or 8 * 2**30) * SHARE_OF_MEMORY
+    for cut in work.cuts:
+        # float32 once, the others in half the memory and at least twice as fast
+        takes = work.flops(cut) / speed * (1 + 0.5 * (contenders - 1)) * 3
+        holds = work.parameters(cut) * (4 + 2 * (contenders - 1))
+        if takes <= seconds and holds <= memory:
+            return cut
+    return work.cuts[-1]
+
+
+def _raced(settings: Settings, jobs: dict[str, Job], end: float) -> Section:
+    with tempfile.TemporaryDirectory() as place, Race(jobs, end) as race:
+        folder = Path(place)
+        runs = race.rounds(settings.rounds, race.save(folder))
+        told = {name: answer["report"] for name, answer in race.ask({"report": True}).items()}
+        profiles = race.ask({"profile": True}) if settings.profile else {}
+        wrong = errors(folder, next(iter(jobs)))
+        rows: dict[str, Any] = {}
+        for name in jobs:
+            if name not in runs:
+                rows[name] = {"failed": race.failures[name]}
+                continue
+            rows[name] = {"seconds": summed_up(runs[name]), "rounds": len(runs[name]), **race.built[name]}
+            rows[name] |= {"error": wrong.get(name), "report": told.get(name), **profiles.get(name, {})}
+    return {"rows": rows}
+
+
+def _clip_title(work: dict[str, Any]) -> str:
+    clip = work["clip"]
+    return f"a clip of {clip['width']}x{clip['height']}, {clip['frames']} frames, {clip['steps']} steps"
+
+
+def _amount(work: Work, cut: Any) -> str:
+    if work.stage == "vae":
+        width, height, frames = cut
+        return f"{width}x{height}, {4 * frames - 3} frames"
+    return f"{cut} layers"
+
+
+def names(wanted: Sequence[str], model: Path | None) -> list[str]:
+    """The sections to run: those wanted, else all that can run."""
+    return list(wanted) or [name for name in SECTIONS if model is not None or name not in NEEDS_MODEL]

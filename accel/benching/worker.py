@@ -1,0 +1,201 @@
+"""One contender in a process of its own: builds its work once, then runs it whenever a line on standard input says so.
+
+A process each, since threads and how they wait are settled when torch is imported, and since a contender that dies must
+not take the others along. The first line is the job; answers are lines that begin with `@bench ` and hold JSON, so that
+nothing a library prints is mistaken for one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accel.benching.processes import MARK
+from accel.benching.work import CONTENDERS, WORKS, Contender
+from accel.types import Machine, Plan, Preferences
+
+Times = dict[str, float]
+
+
+class Runner:
+    """A built work and its plan. `run` gives seconds by phase and the result as a tensor."""
+
+    plan: Plan | None = None
+    installation: Any = None
+    profiled: Callable[[], Any]
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job, self.contender = job, CONTENDERS[job["contender"]]
+        self.machine = Machine.from_dict(job["machine"])
+
+    def run(self) -> tuple[Times, Any]:
+        raise NotImplementedError
+
+    def settle(self, pipeline: Any, size: dict[str, int]) -> dict[str, str]:
+        """Makes the plan for `pipeline` and returns the dtype of each stage."""
+        import accel
+
+        stages = ("text_encoder", "transformer", "vae")
+        if self.contender.plain:
+            return dict.fromkeys(stages, self.contender.plain)
+        traits = accel.traits_of(pipeline, **size)
+        self.plan = accel.make_plan(self.machine, traits, _preferences(self.contender, self.job))
+        return {stage.stage: stage.dtype.engaged for stage in self.plan.stages}
+
+    def install(self, pipeline: Any) -> None:
+        import torch
+
+        import accel
+
+        if self.plan is not None:
+            torch.set_num_threads(int(self.plan.threads.engaged))
+            self.installation = accel.install(pipeline, self.plan)
+
+
+def _preferences(contender: Contender, job: dict[str, Any]) -> Preferences:
+    return Preferences(**{**contender.preferences, **job.get("preferences", {})})
+
+
+class ShapeRunner(Runner):
+    """One call of one module with random weights."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(job)
+        import torch
+
+        from accel.benching import models
+
+        work, cut, scale = WORKS[job["work"]], job["cut"], job["scale"]
+        _, frames, rows, columns = work.latents
+        pipeline = models.blank(work, cut, scale)
+        size = {"width": columns, "height": rows, "frames": frames} if frames else {}
+        dtype = getattr(torch, self.settle(pipeline, size)[work.stage])
+        models.fill(pipeline, work, dtype)
+        self.install(pipeline)
+        arguments = models.inputs(work, cut, scale)
+        self.profiled = lambda: models.call(work, pipeline, arguments, dtype)
+
+    def run(self) -> tuple[Times, Any]:
+        start = time.perf_counter()
+        result = self.profiled()
+        return {"total": time.perf_counter() - start}, result
+
+
+class ClipRunner(Runner):
+    """A whole clip through the pipeline in a folder, in phases: text, denoise, decode."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(job)
+        import torch
+        from diffusers import DiffusionPipeline
+
+        clip = job["clip"]
+        size = {name: clip[name] for name in ("width", "height", "frames")}
+        load: Any = DiffusionPipeline.from_pretrained
+        described = load(job["model"], dtype=torch.float32)
+        dtypes = {stage: getattr(torch, name) for stage, name in self.settle(described, size).items()}
+        self.pipeline = load(job["model"], dtype={**dtypes, "default": torch.float32})
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.install(self.pipeline)
+        self.arguments = {
+            "prompt": clip["prompt"],
+            "width": clip["width"],
+            "height": clip["height"],
+            "num_frames": clip["frames"],
+            "num_inference_steps": clip["steps"],
+            "guidance_scale": clip["guidance"],
+            "output_type": "pt",
+        }
+        tokenizer_limit = getattr(self.pipeline.tokenizer, "model_max_length", 512)
+        if tokenizer_limit < 512:
+            self.arguments["max_sequence_length"] = tokenizer_limit
+        self.profiled = lambda: self.run()
+
+    def run(self) -> tuple[Times, Any]:
+        import torch
+
+        pipeline, marks = self.pipeline, {"start": time.perf_counter()}
+        encode, decode = pipeline.encode_prompt, pipeline.vae.decode
+
+        def encoding(*args: Any, **kwargs: Any) -> Any:
+            result = encode(*args, **kwargs)
+            marks["encoded"] = time.perf_counter()
+            return result
+
+        def decoding(*args: Any, **kwargs: Any) -> Any:
+            marks["denoised"] = time.perf_counter()
+            return decode(*args, **kwargs)
+
+        pipeline.encode_prompt, pipeline.vae.decode = encoding, decoding
+        try:
+            video = pipeline(**self.arguments, generator=torch.Generator().manual_seed(0)).frames
+        finally:
+            del pipeline.encode_prompt, pipeline.vae.decode
+        end = time.perf_counter()
+        times = {
+            "total": end - marks["start"],
+            "text": marks["encoded"] - marks["start"],
+            "denoise": marks["denoised"] - marks["encoded"],
+            "decode": end - marks["denoised"],
+        }
+        return times, video
+
+
+def profile(call: Callable[[], Any], most: int = 15) -> list[dict[str, Any]]:
+    """Where one call's time goes: operators by their own milliseconds on the calling thread, the largest first."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    with watch(activities=[ProfilerActivity.CPU]) as seen:
+        call()
+    found = [{"op": row.key, "calls": row.count, "ms": row.self_cpu_time_total / 1e3} for row in seen.key_averages()]
+    found.sort(key=lambda row: -row["ms"])
+    whole = {"op": "all", "calls": sum(row["calls"] for row in found), "ms": sum(row["ms"] for row in found)}
+    return [whole, *found[:most]]
+
+
+def answer(**data: Any) -> None:
+    print(MARK + json.dumps(data), flush=True)
+
+
+def serve(lines: Any) -> None:
+    """Answers the job's line when built, then each command's: {"threads": n}, {"run": true, "save": path or null},
+    {"profile": true}, {"report": true}."""
+    job = json.loads(next(lines))
+    import numpy as np
+    import torch
+
+    start = time.perf_counter()
+    runner = (ClipRunner if "clip" in job else ShapeRunner)(job)
+    plan = None if runner.plan is None else runner.plan.to_dict()
+    answer(built=time.perf_counter() - start, plan=plan, threads=torch.get_num_threads())
+    for line in lines:
+        command = json.loads(line)
+        with torch.inference_mode():
+            if "threads" in command:
+                torch.set_num_threads(command["threads"])
+                answer(threads=torch.get_num_threads())
+            elif "run" in command:
+                spent = time.process_time()
+                times, result = runner.run()
+                times["cpu"] = time.process_time() - spent
+                if command.get("save"):
+                    np.save(Path(command["save"]), result.float().numpy())
+                answer(seconds=times)
+            elif "profile" in command:
+                answer(profile=profile(runner.profiled))
+            else:
+                answer(report=None if runner.installation is None else runner.installation.report())
+
+
+def main() -> None:
+    """Serves standard input; a failure is told as {"failed": reason}."""
+    try:
+        serve(iter(sys.stdin))
+    except Exception as error:
+        answer(failed=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        raise
