@@ -18,9 +18,9 @@ from app.plain import to_data
 from app.request import AccelPreferences, GenerationRequest
 from app.service import Accelerator, with_preferences
 from app.ui.accelerate_view import BELOW, CHOICES, GROUPS, machine_html, table_html
-from app.ui.context import PRIVATE, Context, TabParts, told
+from app.ui.context import Context, TabParts, told
 from app.ui.endpoints import add_endpoints
-from app.ui.rows import actions, read_data
+from app.ui.rows import HEARD, actions, read_data
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def build(context: Context) -> TabParts:
 
     tab = _Tab(context)
     shown = [seen, table, problem]
-    context.version.change(tab.refresh, [seen, model], shown, trigger_mode="always_last", **PRIVATE)
-    model.change(told(tab.show), [model], shown, **PRIVATE)
-    table.click(told(tab.switch), [model], shown, **PRIVATE)
+    context.version.change(tab.refresh, [seen, model], shown, trigger_mode="always_last", **HEARD)
+    model.change(told(tab.show), [model], shown, **HEARD)
+    table.click(told(tab.switch), [model], shown, **HEARD)
     tab.add_endpoints()
     return TabParts(on_load=[(lambda: tab.load(models[0][1]), shown), (tab.machine, [machine, rest])])
 

@@ -42,10 +42,12 @@ QUICK: dict[str, Any] = {**PRIVATE, "queue": False}
 @dataclass
 class TabParts:
     """What a tab gives to the page. `on_load`: functions without inputs that are called when the page is opened, each
-    with the components it returns values for.
+    with the components it returns values for. `outside`: functions that make what must be there before the tab was ever
+    looked at; they are called below all tabs, since a tab's own components come to life when it is first shown.
     """
 
     on_load: list[tuple[Callable[..., Any], list[Any]]] = field(default_factory=list)
+    outside: list[Callable[[], None]] = field(default_factory=list)
 
 
 @dataclass

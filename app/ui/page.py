@@ -27,12 +27,16 @@ def build(context: Context, live: Live) -> gr.Blocks:
         context.page = page
         gr.HTML(_HEADER, apply_default_css=False, elem_id="kt-header")
         with gr.Tabs(selected="create", elem_id="kt-tabs") as context.tabs:
-            loads = []
+            loads: list[Any] = []
+            outside: list[Any] = []
             with gr.Tab("Create", id="create", elem_id="tab-create"):
                 loads += create.build(context, live).on_load
             for name, title, module in TABS:
                 with gr.Tab(title, id=name, elem_id=f"tab-{name}"):
-                    loads += module.build(context).on_load
+                    parts = module.build(context)
+                    loads, outside = loads + parts.on_load, outside + parts.outside
+        for make in outside:
+            make()
         for function, outputs in loads:
             page.load(function, None, outputs, **QUICK)
     return page

@@ -21,12 +21,17 @@ from app.preset_files import Preset
 from app.presets import NamedRequest, encode_code, own_presets, rename_own, save_own, shipped_presets
 from app.request import GenerationRequest
 from app.ui import presets_endpoints
-from app.ui.context import PRIVATE, QUICK, Context, TabParts, told
+from app.ui.context import Context, TabParts, told
 from app.ui.presets_view import Chosen, chosen_html, list_html
-from app.ui.rows import actions, read_data, script
+from app.ui.rows import HEARD, actions, read_data, script
 from app.ui.undo import offer, said, undo_bar
 
-UPLOADS = [".json", ".mp4", ".m4v", ".mov", ".jsonl", ".txt"]
+_IMPORT = (
+    '<p class="kt-import"><button type="button" class="kt-do">Import a file</button>'
+    '<input type="file" accept=".json,.jsonl,.txt,.mp4,.m4v,.mov" hidden tabindex="-1" aria-hidden="true">'
+    '<span class="kt-quiet">or drop a preset, or a clip made by Kinetile, anywhere on the page</span></p>'
+)
+_DROP = '<div class="kt-drop" hidden aria-hidden="true"><p>Drop a preset or a clip to see its settings</p></div>'
 
 
 def build(context: Context) -> TabParts:
@@ -35,57 +40,49 @@ def build(context: Context) -> TabParts:
     notices = gr.State(0)
     with gr.Row(elem_classes=["kt-two"]):
         with gr.Column(scale=2, min_width=300):
+            file = gr.HTML(_IMPORT, js_on_load=script("choose.js"), apply_default_css=False, elem_id="kt-import-file")
+            with gr.Accordion("Paste a share code", open=False, elem_classes=["kt-tools"]):
+                pasted = gr.Textbox(
+                    label="Share code or text of a preset", lines=3, max_lines=6, placeholder="KT1-… or { … }"
+                )
+                read = gr.Button("Read it", size="sm")
             with gr.Accordion("Save what Create asks for", open=False, elem_classes=["kt-tools"]):
                 title = gr.Textbox(label="Title", max_length=200, max_lines=1, placeholder="how you will find it again")
                 notes = gr.Textbox(label="Notes", max_length=20_000, lines=2)
                 overwrite = gr.Checkbox(label="Replace a preset of the same name")
                 save = gr.Button("Save preset", size="sm")
-            with gr.Accordion("Import", open=False, elem_id="kt-import", elem_classes=["kt-tools"]):
-                pasted = gr.Textbox(
-                    label="Paste a share code or a preset", lines=3, max_lines=6, placeholder="KT1-… or { … }"
-                )
-                with gr.Row():
-                    read = gr.Button("Read it", min_width=120, size="sm")
-                    file = gr.UploadButton("Choose a file", file_types=UPLOADS, min_width=120, size="sm")
-                gr.HTML(
-                    '<p class="kt-quiet">Or drop a preset or a clip made by Kinetile anywhere on the page.</p>',
-                    apply_default_css=False,
-                )
             listed = actions(elem_id="kt-preset-list")
         with gr.Column(scale=3, min_width=300, elem_classes=["kt-detail"]):
             detail = actions(chosen_html(None), script("detail.js"), elem_id="kt-preset")
             with gr.Row(visible=False, elem_classes=["kt-rename"]) as renaming:
                 new_title = gr.Textbox(label="Title", max_length=200, max_lines=1, scale=3)
                 rename = gr.Button("Rename", scale=0, min_width=100, size="sm")
-    drop = gr.HTML(
-        '<div class="kt-drop" hidden aria-hidden="true"><p>Drop a preset or a clip to see its settings</p></div>',
-        js_on_load=script("drop.js"),
-        apply_default_css=False,
-        elem_id="kt-drop-place",
-    )
     notice = undo_bar(elem_id="kt-preset-notice")
 
     tab = _Tab(context)
     shown = [chosen, listed, detail, renaming, new_title]
     noted = [notices, notice]
-    heard = {**PRIVATE, "concurrency_limit": 4}
 
     def then_compare(event: Any) -> None:
-        event.success(tab.compare, [chosen], [chosen, detail], **heard)
+        event.success(tab.compare, [chosen], [chosen, detail], **HEARD)
 
-    then_compare(listed.select(told(tab.open), None, shown, **QUICK))
-    then_compare(read.click(told(tab.paste), [pasted], shown, **QUICK))
-    then_compare(file.upload(told(tab.uploaded), [file], shown, **QUICK))
-    then_compare(drop.upload(told(tab.dropped), None, [*shown, context.tabs], **QUICK))
+    then_compare(listed.select(told(tab.open), None, shown, **HEARD))
+    then_compare(read.click(told(tab.paste), [pasted], shown, **HEARD))
+    then_compare(file.upload(told(tab.taken), None, [*shown, context.tabs], **HEARD))
     save.click(
-        told(tab.save), [title, notes, overwrite, notices, *context.form.components], [*shown, *noted], **QUICK
-    ).success(tab.compare, [chosen], [chosen, detail], **heard)
-    detail.apply(told(tab.apply), [chosen], [*context.form.components, context.tabs], **QUICK)
-    then_compare(detail.click(told(tab.act), [chosen, notices], [*shown, *noted], **QUICK))
-    rename.click(told(tab.rename), [chosen, new_title, notices], [*shown, *noted], **QUICK)
-    then_compare(notice.undo(told(tab.undo), [notices], [*shown, *noted], **QUICK))
+        told(tab.save), [title, notes, overwrite, notices, *context.form.components], [*shown, *noted], **HEARD
+    ).success(tab.compare, [chosen], [chosen, detail], **HEARD)
+    detail.apply(told(tab.apply), [chosen], [*context.form.components, context.tabs], **HEARD)
+    then_compare(detail.click(told(tab.act), [chosen, notices], [*shown, *noted], **HEARD))
+    rename.click(told(tab.rename), [chosen, new_title, notices], [*shown, *noted], **HEARD)
+    then_compare(notice.undo(told(tab.undo), [notices], [*shown, *noted], **HEARD))
     presets_endpoints.add(context)
-    return TabParts(on_load=[(lambda: tab.listed(None), [listed])])
+
+    def outside() -> None:
+        drop = gr.HTML(_DROP, js_on_load=script("drop.js"), apply_default_css=False, elem_id="kt-drop-place")
+        then_compare(drop.upload(told(tab.taken), None, [*shown, context.tabs], **HEARD))
+
+    return TabParts(on_load=[(lambda: tab.listed(None), [listed])], outside=[outside])
 
 
 @dataclass
@@ -136,13 +133,8 @@ class _Tab:
         """A pasted code or preset."""
         return self.show(_imported(from_text(text or "")))
 
-    def uploaded(self, file: str) -> list[Any]:
-        """A file from the button."""
-        path = self.context.open_path(file)
-        return self.show(_imported(from_upload(path)))
-
-    def dropped(self, event: gr.EventData) -> list[Any]:
-        """A file dropped on the page; brings Presets to the front."""
+    def taken(self, event: gr.EventData) -> list[Any]:
+        """A file that was chosen, or dropped on the page; brings Presets to the front."""
         data = event._data if isinstance(event._data, dict) else {}
         name = Path(str(data.get("name", ""))).name[:200] or "The file"
         if not data.get("path"):

@@ -17,9 +17,9 @@ from app.jobs import ENDED, Job, JobState, Removal
 from app.presets import encode_code
 from app.service import Service
 from app.ui import queue_endpoints
-from app.ui.context import PRIVATE, QUICK, Context, TabParts, plural, told
+from app.ui.context import QUICK, Context, TabParts, plural, told
 from app.ui.queue_view import PAGE, clip_html, history_html, name_of, progress_of, queue_html
-from app.ui.rows import actions, read_data, read_number, script, shortened
+from app.ui.rows import HEARD, actions, read_data, read_number, script, shortened
 from app.ui.undo import offer, said, undo_bar
 
 FILTERS: tuple[tuple[str, tuple[JobState, ...]], ...] = (
@@ -75,10 +75,10 @@ def build(context: Context) -> TabParts:
     for changed in (search.change, states.change):  # `input` is not told of everything that is pasted
         changed(tab.searched, [view, search, states], shown, trigger_mode="always_last", **QUICK)
     for listed in (queue, history, clip):
-        listed.click(told(tab.act), [view], [*shown, notice], **QUICK)
-    history.select(told(tab.choose), [view], shown, js=None, **QUICK)
-    clip.apply(told(tab.restore), None, [*context.form.components, context.tabs], **PRIVATE)
-    notice.undo(told(tab.undo), [view], [*shown, notice], **QUICK)
+        listed.click(told(tab.act), [view], [*shown, notice], **HEARD)
+    history.select(told(tab.choose), [view], shown, **HEARD)
+    clip.apply(told(tab.restore), None, [*context.form.components, context.tabs], **HEARD)
+    notice.undo(told(tab.undo), [view], [*shown, notice], **HEARD)
     queue_endpoints.add(context)
     return TabParts(on_load=[(tab.first, shown)])
 

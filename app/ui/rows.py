@@ -13,7 +13,10 @@ from typing import Any
 import gradio as gr
 
 from app.request import GenerationRequest
-from app.ui.context import escaped
+from app.ui.context import PRIVATE, escaped
+
+HEARD: dict[str, Any] = {**PRIVATE, "concurrency_limit": 8}
+"""For events that may fail: Gradio shows an error's sentence only for events that go through its queue."""
 
 
 def script(name: str) -> str:

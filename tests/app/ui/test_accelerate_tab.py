@@ -1,0 +1,187 @@
+"""Accelerate: states in words, switches that are kept and act on the next clip."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import CannotRunError, UsageError
+from app.paths import Home
+from app.request import AccelPreferences, GenerationRequest
+from app.service import Accelerator
+from app.ui.accelerate import chosen, switched
+from app.ui.accelerate_view import MARKS, counts_of, machine_html, state_of, table_html
+from tests.app.ui.desk import Desk
+from tests.app.ui.serving import Served
+from tests.app.ui.tab import PATIENCE, Tab
+from tests.app.ui.test_queue_tab import SMALL, ended
+from tests.app.ui.test_queue_view import Reader
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(Home(tmp_path)) as made:
+        yield made
+
+
+def row(**values: Any) -> Accelerator:
+    usual: dict[str, Any] = {
+        "setting": "attention",
+        "stage": "transformer",
+        "name": "sgl_amx",
+        "title": "SGLang",
+        "state": "on",
+        "reasons": ("faster",),
+        "forced": False,
+        "exact": True,
+        "reference": False,
+    }
+    return Accelerator(**{**usual, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "look", "words"),
+    [
+        ({"calls": 320, "served": 320}, "proved", "on: proved by the last clip"),
+        ({"calls": 320, "served": 319}, "unproved", "on: some calls fell back"),
+        ({}, "unproved", "on: not proved by a clip yet"),
+        ({"exact": False, "calls": 5, "served": 5}, "unproved", "on: approximate"),
+        ({"reference": True, "calls": 5, "served": 5}, "plain", "on: plain PyTorch"),
+        ({"forced": True, "calls": 5, "served": 5}, "proved", "on, chosen by you: proved by the last clip"),
+        ({"state": "off"}, "off", "off"),
+        ({"state": "unavailable"}, "unavailable", "unavailable"),
+    ],
+)
+def test_green_is_only_for_what_is_engaged_and_proved(values: dict[str, Any], look: str, words: str) -> None:
+    state = state_of(row(**values))
+    assert (state.look, state.words) == (look, words)
+    assert len(set(MARKS.values())) == len(MARKS), "each look needs a mark of its own"
+
+
+def test_counts_say_what_fell_back() -> None:
+    assert counts_of(row(calls=1320, served=1300)) == "1,300 of 1,320 calls, 20 fell back"
+    assert counts_of(row(calls=1, served=1)) == "1 of 1 call"
+    assert counts_of(row()) == "–"
+
+
+def test_every_row_carries_its_reason_and_a_switch_with_a_name(desk: Desk) -> None:
+    rows = desk.accelerators(GenerationRequest())
+    page = Reader(table_html(rows, desk.preferences()))
+    switches = [attributes for _, attributes in page.tags if attributes.get("role") == "switch"]
+    named = {(one["data-setting"], one["data-name"]): one for one in switches}
+    assert len(switches) == len(rows) + 4  # one "automatic" per setting
+    assert all(one["aria-label"] for one in switches)
+    for item in rows:
+        switch = named[item.setting, item.name]
+        assert switch["aria-checked"] == ("true" if item.state == "on" else "false")
+        assert ("disabled" in switch) == (item.state == "unavailable")
+        assert item.reasons
+        assert item.reasons[0].rstrip(".")[1:] in page.text
+
+
+def test_switches_mean_what_they_say(desk: Desk) -> None:
+    rows = desk.accelerators(GenerationRequest())
+    engaged = {item.setting: item.name for item in rows if item.state == "on"}
+    auto = AccelPreferences()
+    on = switched(auto, rows, "linear", "dynamic_int8", True)
+    assert on == AccelPreferences(linear="dynamic_int8")
+    assert switched(on, rows, "linear", "dynamic_int8", False) == AccelPreferences(linear="stock")
+    assert switched(on, rows, "linear", "", True) == auto
+    assert switched(auto, rows, "attention", "", False) == AccelPreferences(attention=engaged["attention"])
+    assert switched(AccelPreferences(attention="sdpa"), rows, "attention", "sdpa", False) == auto
+    with pytest.raises(UsageError, match="no backend for"):
+        switched(auto, rows, "attention", "wonder", True)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_a_setting_that_does_not_exist_is_refused(setting: str, choice: str) -> None:
+    try:
+        found = chosen(AccelPreferences(), setting, choice)
+    except UsageError:
+        return
+    assert getattr(found, setting) == choice
+
+
+def test_what_can_not_run_is_refused_and_nothing_is_kept(tmp_path: Path) -> None:
+    with Desk(Home(tmp_path), "skylake-avx2") as desk:
+        with pytest.raises(CannotRunError, match="sgl_amx"):
+            desk.set_preferences(chosen(desk.preferences(), "attention", "sgl_amx"))
+        assert desk.preferences() == AccelPreferences()
+
+
+def test_the_doctor_is_shown_as_text() -> None:
+    page = Reader(machine_html({"have": ["Processor: <b>x</b>"], "missing": []}))
+    assert "Processor: <b>x</b>" in page.text
+    assert "Nothing." in page.text
+
+
+def clip(served: Served, prompt: str) -> dict[str, Any]:
+    """A finished clip as its endpoint tells it."""
+    client = served.client()
+    job = client.predict({**SMALL, "prompt": prompt}, api_name="/generate")[0]
+    ended(client, job["id"], "done")
+    found: dict[str, Any] = client.predict(job["id"], api_name="/job")
+    return found
+
+
+def switch(tab: Tab, setting: str, name: str) -> Any:
+    return tab.page.locator(f'#kt-accelerators button[data-setting="{setting}"][data-name="{name}"]')
+
+
+def test_a_switch_changes_the_next_clips_report_and_is_kept(tab: Tab, served: Served) -> None:
+    rows = served.client().predict(api_name="/accelerators")
+    name = next(
+        item["name"]
+        for item in rows
+        if item["setting"] == "vae" and not item["reference"] and item["state"] != "unavailable"
+    )
+    before = clip(served, "before the switch")
+    tab.show("Accelerate")
+    stock, other = switch(tab, "vae", "stock"), switch(tab, "vae", name)
+    other.wait_for(timeout=PATIENCE)
+    target, wanted = (stock, "stock") if other.get_attribute("aria-checked") == "true" else (other, name)
+    try:
+        target.focus()
+        tab.page.keyboard.press("Space")
+        tab.page.wait_for_function(
+            "(name) => document.querySelector(`#kt-accelerators button[data-setting=vae][data-name=${name}]`)"
+            ".getAttribute('aria-checked') === 'true'",
+            arg=wanted,
+        )
+        after = clip(served, "after the switch")
+        assert before["report"]["vae"] != after["report"]["vae"]
+        tab.open().show("Accelerate")
+        switch(tab, "vae", wanted).wait_for(timeout=PATIENCE)
+        assert switch(tab, "vae", wanted).get_attribute("aria-checked") == "true"
+        assert served.client().predict(api_name="/preferences")["vae"] == wanted
+    finally:
+        served.client().predict("vae", "auto", api_name="/accelerate")
+    deadline = time.monotonic() + 30
+    while switch(tab, "vae", "").get_attribute("aria-checked") != "true":  # moved elsewhere, seen here
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_the_last_clips_counts_stand_in_the_table(tab: Tab, served: Served) -> None:
+    clip(served, "counted")
+    tab.show("Accelerate")
+    tab.page.locator("#kt-accelerators .kt-count:not(.kt-none)").first.wait_for(timeout=PATIENCE)
+    texts = tab.page.locator("#kt-accelerators .kt-count:not(.kt-none)").all_inner_texts()
+    assert all(" of " in text and "call" in text for text in texts)
+    tab.page.locator("#kt-machine").get_by_text("Processor:").first.wait_for(timeout=PATIENCE)
+    assert tab.errors == []
+
+
+def test_an_impossible_switch_is_refused_by_its_endpoint(served: Served) -> None:
+    client = served.client()
+    for setting, choice, says in (("attention", "wonder", "wonder"), ("wonder", "x", "is no setting")):
+        with pytest.raises(Exception, match=says):
+            client.predict(setting, choice, api_name="/accelerate")
+    assert client.predict(api_name="/preferences")["attention"] == "auto"
+    assert client.predict(api_name="/doctor")["have"]
