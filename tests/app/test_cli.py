@@ -80,6 +80,7 @@ def test_the_options_are_these_and_no_others() -> None:
     assert options == {
         "-h", "--help", "--version", "--headless", "--share", "--doctor",
         "--set", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json", "--resume", "--fail-fast",
+        "--port", "--open", "--listen", "--auth", "--no-auth",
     }  # fmt: skip
 
 
@@ -114,9 +115,36 @@ def test_accel_words_become_settings_of_the_request() -> None:
         cli._accel_assignments(["attention=sdpa,linear"])
 
 
-def test_without_a_verb_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 3
-    assert "--headless" in capsys.readouterr().err
+def test_without_a_verb_the_page_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def serve(settings: Any) -> int:
+        asked.append(settings)
+        return 0
+
+    monkeypatch.setattr("app.ui.server.serve", serve)
+    assert cli.main(["--home", str(tmp_path), "--port", "7999", "--listen", "--auth", "ada:lovelace", "--open"]) == 0
+    (settings,) = asked
+    assert (settings.home.root, settings.port, settings.listen) == (tmp_path, 7999, True)
+    assert (settings.auth, settings.no_auth, settings.open_browser) == (("ada", "lovelace"), False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "steps=3"], "--set goes with --headless"),
+        (["--json"], "--json goes with --headless"),
+        (["--dry-run"], "--dry-run goes with --headless"),
+        (["--listen"], "--auth USER:PASSWORD, or --no-auth"),
+        (["--port", "0"], "from 1 to 65535"),
+        (["--port", "many"], "many"),
+    ],
+)
+def test_the_page_refuses_what_it_would_ignore(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_ctrl_c_before_the_batch_has_its_code(
