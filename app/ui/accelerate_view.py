@@ -5,6 +5,7 @@ Colour never speaks alone: each state stands there in words, behind a mark of it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,6 +49,10 @@ ABOVE, BELOW = ("have", "missing"), ("use", "could")
 """Where the doctor's sections stand: facts above the table, what follows from them below it."""
 
 MARKS: Mapping[Look, str] = {"proved": "●", "unproved": "◐", "plain": "○", "off": "–", "unavailable": "×"}
+
+
+_REMEDY = re.compile(r"install|choose|switch|set |update|upgrade|build|dtype|compil|host|again|made for", re.IGNORECASE)
+"""A reason that says itself what would help; a missing instruction or chip does not."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,9 @@ def _group(setting: str, rows: Sequence[Accelerator], preferences: AccelPreferen
 
 def _row(row: Accelerator, title: str) -> str:
     state = state_of(row)
-    reasons = " ".join(_sentence(reason) for reason in row.reasons)
+    reasons = " ".join(_sentence(_own(reason, row)) for reason in row.reasons)
+    if row.state == "unavailable" and not _REMEDY.search(reasons):
+        reasons += " Nothing to do: it needs other hardware."
     disabled = row.state == "unavailable"
     switch = _switch(row.state == "on", f"{title}: {row.title}", "toggle", disabled, setting=row.setting, name=row.name)
     return (
@@ -172,6 +179,11 @@ def machine_html(report: Mapping[str, Any] | None, problem: str = "", names: Seq
             f'<ul class="kt-lines">{items}</ul></details>'
         )
     return "".join(parts)
+
+
+def _own(reason: str, row: Accelerator) -> str:
+    """A reason without the name of its own row."""
+    return reason.removeprefix(f"{row.setting}={row.name} can't be used here: ")
 
 
 def _sentence(reason: str) -> str:

@@ -194,7 +194,7 @@ def clip_html(job: Job | None, context: Context, code: str = "") -> str:
     parts.append(f'<p class="kt-prompt">{escaped(request.prompt.strip() or job.spec.name)}</p>')
     parts.append(_facts_table(job))
     if job.error is not None:
-        parts.append(sentences_html([job.error.message], "bad"))
+        parts.append(sentences_html([job.error.message], "calm" if job.state == "cancelled" else "bad"))
         if job.error.detail:
             parts.append(
                 f"<details><summary>Details for a report</summary><pre>{escaped(job.error.detail)}</pre></details>"
@@ -232,7 +232,7 @@ def _facts_table(job: Job) -> str:
         ("Clip", facts(request)),
         ("Guidance", f"{request.guidance:g}, scheduler {request.scheduler}" if request.guidance is not None else ""),
         ("Not in it", request.negative_prompt or ""),
-        ("Made", f"{clock(job.ended)}" if job.ended else ""),
+        ("Made" if job.result else "Ended", clock(job.ended) if job.ended else ""),
     ]
     if job.seconds is not None:
         rows.append(("Took", _took(job)))
@@ -246,7 +246,9 @@ def _facts_table(job: Job) -> str:
 def _took(job: Job) -> str:
     timings = job.result.timings if job.result else {}
     stages = [
-        f"{name} {timings[name]:.1f}" for name in ("load", "text", "denoise", "decode", "save") if timings.get(name)
+        f"{name} {timings[name]:.1f}"
+        for name in ("load", "text", "denoise", "decode", "save")
+        if timings.get(name, 0.0) >= 0.05
     ]
     whole = seconds_text(timings.get("total") or job.seconds or 0.0)
     return f"{whole} ({' · '.join(stages)} s)" if stages else whole
