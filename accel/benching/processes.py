@@ -27,33 +27,41 @@ class Failed(Exception):  # noqa: N818 - one contender's end, which the others o
 
 
 class Child:
-    """A contender's process. `built` is what it said once its work was ready."""
+    """A contender's process, building its work. Ask `ready` before anything else."""
 
-    def __init__(self, job: Mapping[str, Any], environ: Mapping[str, str], timeout: float) -> None:
+    def __init__(self, job: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         command = [sys.executable, "-c", BOOT, str(ROOT)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=dict(environ), text=True, encoding="utf-8", **pipes)
-        self.built = self.ask(job, timeout)
+        self._send(job)
+
+    def ready(self, timeout: float) -> dict[str, Any]:
+        """What it says once its work is built. Raises Failed, and the process is gone then."""
+        return self._answer(timeout)
 
     def ask(self, command: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """The answer to `command`. Raises Failed, and the process is gone then."""
-        stdin, stdout = self._pipes()
+        self._send(command)
+        return self._answer(timeout)
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        stdin, _ = self._pipes()
+        with suppress(OSError):  # it died; the answer will say so
+            stdin.write(json.dumps(command) + "\n")
+            stdin.flush()
+
+    def _answer(self, timeout: float) -> dict[str, Any]:
         late = threading.Event()
 
         def stop() -> None:
             late.set()
             self._process.kill()
 
+        _, stdout = self._pipes()
         timer = threading.Timer(timeout, stop)
         timer.start()
-        try:
-            stdin.write(json.dumps(command) + "\n")
-            stdin.flush()
-            line = next((line for line in stdout if line.startswith(MARK)), "")
-        except OSError:  # it died before it read the command
-            line = ""
-        finally:
-            timer.cancel()
+        line = next((line for line in stdout if line.startswith(MARK)), "")
+        timer.cancel()
         answer: dict[str, Any] = json.loads(line.removeprefix(MARK)) if line else {}
         if "failed" in answer or not line:
             self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,14 +27,9 @@ class Race:
         """end: `time.monotonic()` when the time is up."""
         self.end = end
         self.failures: dict[str, str] = {}
-        self.built: dict[str, dict[str, Any]] = {}
-        self._children: dict[str, Child] = {}
-        for name, (job, environ) in jobs.items():
-            try:
-                self._children[name] = Child(job, environ, self._patience())
-                self.built[name] = self._children[name].built
-            except Failed as failure:
-                self.failures[name] = str(failure)
+        # all at once: importing torch takes one core, and building what it builds
+        self._children = {name: Child(job, environ) for name, (job, environ) in jobs.items()}
+        self.built = self._each(lambda child, name: child.ready(self._patience()))
 
     def __enter__(self) -> Race:
         return self
@@ -45,18 +40,15 @@ class Race:
 
     def ask(self, command: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Everyone's answer, one after another."""
-        answers = {}
-        for name in list(self._children):
-            try:
-                answers[name] = self._children[name].ask(command, self._patience())
-            except Failed as failure:
-                self.failures[name] = str(failure)
-                del self._children[name]
-        return answers
+        return self._each(lambda child, name: child.ask(command, self._patience()))
 
     def save(self, folder: Path) -> dict[str, Times]:
         """A first run of everyone, with its result written to `folder` as NAME.npy."""
-        return {name: self._run(name, folder / f"{name}.npy") for name in list(self._children)}
+
+        def run(child: Child, name: str) -> dict[str, Any]:
+            return child.ask({"run": True, "save": str(folder / f"{name}.npy")}, self._patience())
+
+        return {name: answer["seconds"] for name, answer in self._each(run).items()}
 
     def rounds(self, most: int, warm: Mapping[str, Times] | None = None) -> dict[str, list[Times]]:
         """Up to `most` rounds, as many as fit. A first run (`warm`) counts only when there is time for no other."""
@@ -71,13 +63,15 @@ class Race:
             took = time.monotonic() - begun
         return {name: found or [(warm or {})[name]] for name, found in runs.items() if found or (warm or {}).get(name)}
 
-    def _run(self, name: str, path: Path) -> Times:
-        try:
-            return dict(self._children[name].ask({"run": True, "save": str(path)}, self._patience())["seconds"])
-        except Failed as failure:
-            self.failures[name] = str(failure)
-            del self._children[name]
-            return {}
+    def _each(self, ask: Callable[[Child, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        answers = {}
+        for name, child in list(self._children.items()):
+            try:
+                answers[name] = ask(child, name)
+            except Failed as failure:
+                self.failures[name] = str(failure)
+                del self._children[name]
+        return answers
 
     def _patience(self) -> float:
         return max(LEAST_PATIENCE, self.end - time.monotonic())

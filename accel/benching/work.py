@@ -1,7 +1,7 @@
 """What can be measured, and who competes: plain data, no torch.
 
 A `Work` is a module with the shape of a known one and random weights, cut down to as many layers as the time allows; a
-layer costs the same wherever it stands, so the whole is the measured time by the ratio. Sizes are those of the public
+layer costs the same wherever it stands, so ratios hold for the whole. Sizes are those of the public
 configurations of Wan 2.1 1.3B, Wan 2.2 TI2V 5B, umT5-XXL and the Wan 2.1 VAE.
 A `Contender` is one way to run it: as plain diffusers does, or through a plan of ours with its environment.
 """
@@ -52,7 +52,9 @@ class Work:
             return float(cut * (2 * TEXT_TOKENS * layer + 4 * TEXT_TOKENS**2 * wide))
         dim, tokens = c["num_attention_heads"] * c["attention_head_dim"], self.tokens
         products = 2 * tokens * (6 * dim**2 + 2 * dim * c["ffn_dim"]) + 2 * TEXT_TOKENS * 2 * dim**2
-        return float(cut * (products + 4 * tokens * dim * (tokens + TEXT_TOKENS)))
+        # with a time per token, its embedding is a product of its own, outside the layers
+        time = 2 * tokens * (7 * dim**2 + c["freq_dim"] * dim) if self.per_token_time else 0
+        return float(cut * (products + 4 * tokens * dim * (tokens + TEXT_TOKENS)) + time)
 
     def parameters(self, cut: Any) -> float:
         """Weights of the part that is built, roughly: what decides how much memory it takes."""
