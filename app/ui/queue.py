@@ -7,7 +7,7 @@ reload or a closed tab change nothing. The tab only remembers which page of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -18,7 +18,7 @@ from app.presets import encode_code
 from app.service import Service
 from app.ui import queue_endpoints
 from app.ui.context import QUICK, Context, TabParts, plural, told
-from app.ui.queue_view import PAGE, clip_html, history_html, name_of, progress_of, queue_html
+from app.ui.queue_view import PAGE, View, clip_html, history_html, name_of, progress_of, queue_html
 from app.ui.rows import HEARD, actions, read_data, read_number, script, shortened
 from app.ui.undo import offer, said, undo_bar
 
@@ -29,21 +29,6 @@ FILTERS: tuple[tuple[str, tuple[JobState, ...]], ...] = (
     ("Cancelled", ("cancelled",)),
 )
 MAX_SEARCH = 200
-
-
-@dataclass(frozen=True)
-class View:
-    """What this browser tab looks at. shared: the clip whose code is shown. shown: what was rendered last, so that
-    the same markup is not sent again. notices: counts the notices, so that each is a new one.
-    """
-
-    offset: int = 0
-    chosen: int = -1
-    search: str = ""
-    states: tuple[JobState, ...] = ENDED
-    shared: int = -1
-    shown: tuple[str, str, str] = ("", "", "")
-    notices: int = 0
 
 
 def build(context: Context) -> TabParts:
@@ -119,7 +104,7 @@ class _Tab:
         chosen = job.id if job is not None else -1
         now = (
             queue_html(self.service.snapshot()),
-            history_html(found.jobs, found.total, view.offset, view.search, view.states, chosen, self.context),
+            history_html(found, replace(view, chosen=chosen), self.context),
             clip_html(job, self.context, code),
         )
         updates = [text if text != before else gr.skip() for text, before in zip(now, view.shown, strict=True)]

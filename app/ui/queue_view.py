@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.acceleration import summary
 from app.console import describe
-from app.jobs import Job, JobState
+from app.jobs import ENDED, History, Job, JobState
 from app.progress import Progress
 from app.service import JobProgress, Snapshot
 from app.ui.context import Context, escaped, file_url, plural, seconds_text, sentences_html
@@ -27,6 +28,21 @@ STATES: Mapping[str, str] = {
     "crashed": "crashed",
 }
 STATE_MARKS: Mapping[str, str] = {"done": "✓", "failed": "✕", "cancelled": "–", "crashed": "✕"}
+
+
+@dataclass(frozen=True)
+class View:
+    """What this browser tab looks at. shared: the clip whose code is shown. shown: what was rendered last, so that
+    the same markup is not sent again. notices: counts the notices, so that each is a new one.
+    """
+
+    offset: int = 0
+    chosen: int = -1
+    search: str = ""
+    states: tuple[JobState, ...] = ENDED
+    shared: int = -1
+    shown: tuple[str, str, str] = ("", "", "")
+    notices: int = 0
 
 
 def name_of(job: Job) -> str:
@@ -127,18 +143,16 @@ def _for_all(waiting: Sequence[Job]) -> str:
 # -- the history --
 
 
-def history_html(
-    jobs: Sequence[Job], total: int, offset: int, search: str, states: Sequence[JobState], chosen: int, context: Context
-) -> str:
+def history_html(found: History, view: View, context: Context) -> str:
     """One page of the history as a gallery, with where it stands in the whole."""
-    if not total:
-        if search.strip():
-            return f'<p class="kt-empty">No clip has “{escaped(shortened(search, 80))}” in its prompt or name.</p>'
-        if len(states) == 1:
-            return f'<p class="kt-empty">No clip is {escaped(STATES[states[0]])}.</p>'
+    if not found.total:
+        if view.search.strip():
+            return f'<p class="kt-empty">No clip has “{escaped(shortened(view.search, 80))}” in its prompt or name.</p>'
+        if len(view.states) < len(ENDED):
+            return f'<p class="kt-empty">No clip is {escaped(STATES[view.states[0]])}.</p>'
         return '<p class="kt-empty">No clips yet. Press Generate on Create: the starter needs no download.</p>'
-    cards = "".join(_card(job, chosen, context) for job in jobs)
-    return f'{_pager(total, offset)}<ul class="kt-grid" aria-label="Clips, the newest first">{cards}</ul>'
+    cards = "".join(_card(job, view.chosen, context) for job in found.jobs)
+    return f'{_pager(found.total, view.offset)}<ul class="kt-grid" aria-label="Clips, the newest first">{cards}</ul>'
 
 
 def _pager(total: int, offset: int) -> str:

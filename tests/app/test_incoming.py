@@ -87,9 +87,10 @@ def test_a_picture_can_not_come_along(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     path = tmp_path / "p.json"
     path.write_text('{"kinetile": 1, "request": {"image": "a.png"}}')
-    for refused in (lambda: from_upload(path), lambda: from_text(path.read_text())):
-        with pytest.raises(UsageError, match="image: a picture lies beside its preset"):
-            refused()
+    with pytest.raises(UsageError, match="image: a picture lies beside its preset"):
+        from_upload(path)
+    with pytest.raises(UsageError, match="image: a picture lies beside its preset"):
+        from_text(path.read_text())
 
 
 def test_a_batch_of_many_goes_to_the_command_line(tmp_path: Path) -> None:

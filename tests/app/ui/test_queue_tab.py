@@ -15,8 +15,8 @@ from app.jobs import JobResult
 from app.paths import Home
 from app.plain import to_json
 from app.ui.context import Context
-from app.ui.queue import View, _Tab
-from app.ui.queue_view import PAGE
+from app.ui.queue import _Tab
+from app.ui.queue_view import PAGE, View
 from tests.app.ui.desk import Desk, spec
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab

@@ -14,7 +14,7 @@ from app.jobs import ENDED, JobError, JobResult
 from app.paths import Home
 from app.service import JobProgress
 from app.ui.context import Context
-from app.ui.queue_view import MOST_SHOWN, PAGE, clip_html, history_html, queue_html
+from app.ui.queue_view import MOST_SHOWN, PAGE, View, clip_html, history_html, queue_html
 from tests.app.ui.desk import Desk, spec
 
 
@@ -59,7 +59,7 @@ def finish(context: Context, prompt: str, seed: int = 1) -> int:
 
 def history(context: Context, offset: int = 0, search: str = "") -> Reader:
     found = context.service.history(search, offset, PAGE, ENDED)
-    return Reader(history_html(found.jobs, found.total, offset, search, ENDED, -1, context))
+    return Reader(history_html(found, View(offset, search=search), context))
 
 
 def test_running_and_waiting_jobs_have_their_buttons(context: Context) -> None:
@@ -156,15 +156,11 @@ def test_whatever_a_prompt_holds_is_text(tmp_path_factory: pytest.TempPathFactor
         desk.submit([spec(prompt, context.home.outputs)])
         for markup in (
             queue_html(desk.snapshot()),
-            history_html(*_found(context, prompt), context),
+            history_html(desk.history(), View(search=prompt), context),
+            history_html(desk.history(prompt + " nowhere"), View(search=prompt), context),
             clip_html(desk.get([identity])[0], context),
         ):
             page = Reader(markup)
             allowed = {"div", "p", "span", "ol", "ul", "li", "button", "b", "i", "a", "img", "video", "article", "dl"}
             assert {tag for tag, _ in page.tags} <= allowed | {"dt", "dd"}
             assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-
-
-def _found(context: Context, search: str) -> tuple[object, ...]:
-    found = context.service.history("", 0, PAGE, ENDED)
-    return found.jobs, found.total, 0, search, ENDED, -1
