@@ -137,6 +137,9 @@ def launch(options, rest, root):
     # type: (Options, List[str], str) -> int
     """Find the interpreter, then run Kinetile or the tests with it."""
     if os.environ.pop(HANDED_OVER, None) == root:
+        from app.environment.handover import end_with_parent
+
+        end_with_parent()
         return run_here(rest)
     if options.help:
         return show_help(options, rest)

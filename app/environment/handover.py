@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -26,6 +28,23 @@ def child_environment(extra: Mapping[str, str] | None = None, without: Sequence[
     """This process's environment less ``without`` and what ties Python to the running interpreter, plus ``extra``."""
     kept = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_A_CHILD and key not in without}
     return {**kept, **(extra or {})}
+
+
+def end_with_parent(seconds: float = 0.5) -> None:
+    """End this process at once, as if killed too, when the one that handed over to it is gone; not on Windows.
+
+    A kill -9 of `launch.py` must not leave what it started running.
+    """
+    if sys.platform == "win32":
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(seconds)
+        os._exit(128 + signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def exit_code(returncode: int) -> int:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.environment.handover import Relay, child_environment, exit_code, in_foreground, run_child
@@ -24,6 +25,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
 print("ready", flush=True)
 time.sleep(60)
 """
+ROOT = Path(__file__).parents[3]
 posix = pytest.mark.skipif(os.name == "nt", reason="signals as POSIX has them")
 
 
@@ -177,3 +179,31 @@ sys.exit(7)
 
 def test_whether_we_are_in_the_foreground_can_be_asked() -> None:
     assert in_foreground() in (True, False)
+
+
+@posix
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    child = """if True:
+        import time
+        from app.environment.handover import end_with_parent
+        end_with_parent(0.05)
+        print("here", flush=True)
+        time.sleep(60)
+    """
+    parent = f"""if True:
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        print(child.pid, flush=True)
+        sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as launcher:
+        assert launcher.stdout is not None
+        handed = psutil.Process(int(launcher.stdout.readline()))
+        assert handed.is_running()
+        launcher.kill()
+        launcher.wait()
+    _, alive = psutil.wait_procs([handed], timeout=10)
+    assert not alive
