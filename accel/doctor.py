@@ -14,8 +14,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from accel import advice
-from accel.backends import REGISTRY, backend
+from accel import advice, precision, threads
+from accel.backends import REGISTRY, amx_attention, amx_bf16, amx_int8, backend, reference
 from accel.plan import make_plan
 from accel.probe import PATIENCE, probe
 from accel.probing.limits import gib
@@ -27,6 +27,7 @@ HAVE, USE, MISSING, COULD = (
     "What is missing, and what to do",
     "What you could turn on",
 )
+NOTHING = "Nothing."
 
 TYPICAL = ModelTraits(
     "a model of Wan 2.1's kind (1.3 billion parameters, 832 x 480, 17 frames)",
@@ -61,46 +62,38 @@ TYPICAL = ModelTraits(
 )
 """What the plan is shown for when no model is loaded: shapes from Wan 2.1's public configuration."""
 
-STAGE_TITLES = {"text_encoder": "Text encoder", "transformer": "Transformer", "vae": "VAE (frames from latents)"}
-SETTINGS = {
-    "text_encoder": ("dtype", "linear"),
-    "transformer": ("dtype", "attention", "linear"),
-    "vae": ("dtype", "vae"),
-}
-SETTING_TITLES = {"dtype": "Precision", "attention": "Attention", "linear": "Linears", "vae": "Decoding"}
-SETTINGS = {
-    "text_encoder": ("dtype", "linear"),
-    "transformer": ("dtype", "attention", "linear"),
-    "vae": ("dtype", "vae"),
-}
-SETTING_TITLES = {"dtype": "Precision", "attention": "Attention", "linear": "Linears", "vae": "Decoding"}
+SGL_TASKS = tuple(
+    f"sgl_kernel.{name}" for name in (amx_attention.OPERATOR, amx_bf16.OPERATORS[1], amx_int8.OPERATORS[1])
+)
+STAGE_TITLES = {"text_encoder": "Text encoder", "transformer": "Transformer", "vae": "VAE (latents to frames)"}
 DTYPE_TITLES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+KINDS: tuple[Kind, ...] = ("attention", "linear", "vae")
 
 
-def sections(machine: Machine, plan: Plan) -> dict[str, list[str]]:
-    """Heading -> sentences. An empty list means that there is nothing to say under that heading."""
+def sections(machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL) -> dict[str, list[str]]:
+    """Heading -> sentences about what `plan` makes of `traits`. An empty list means that there is nothing to say."""
     return {
         HAVE: _have(machine),
-        USE: _use(machine, plan),
+        USE: _use(plan),
         MISSING: _missing(machine),
-        COULD: _could(machine, plan),
+        COULD: _could(machine, plan, traits),
     }
 
 
-def sentences(machine: Machine, plan: Plan) -> list[str]:
+def sentences(machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL) -> list[str]:
     """The report as lines of text: headings, and sentences indented under them."""
     lines: list[str] = []
-    for heading, items in sections(machine, plan).items():
+    for heading, items in sections(machine, plan, traits).items():
         if not items and heading == COULD:
             continue
-        lines += [heading, *(f"  {item}" for item in items or ["Nothing."]), ""]
+        lines += [heading, *(f"  {item}" for item in items or [NOTHING]), ""]
     return lines[:-1]
 
 
-def as_data(machine: Machine, plan: Plan) -> dict[str, Any]:
+def as_data(machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL) -> dict[str, Any]:
     """The same as data: the sentences and all facts and choices behind them."""
     names = {HAVE: "have", USE: "use", MISSING: "missing", COULD: "could"}
-    told = {names[heading]: items for heading, items in sections(machine, plan).items()}
+    told = {names[heading]: items for heading, items in sections(machine, plan, traits).items()}
     return {**told, "machine": machine.to_dict(), "plan": plan.to_dict()}
 
 
@@ -118,9 +111,9 @@ def main(
     machine = probe(patience=patience)
     plan = make_plan(machine, traits, preferences)
     if as_json:
-        write(json.dumps(as_data(machine, plan), indent=2))
+        write(json.dumps(as_data(machine, plan, traits), indent=2))
     else:
-        write("\n".join(_wrapped(sentences(machine, plan))))
+        write("\n".join(_wrapped(sentences(machine, plan, traits))))
     return 0
 
 
@@ -151,7 +144,7 @@ def _have(machine: Machine) -> list[str]:
         lines[-1] = f"Memory: {gib(memory.usable)} of {gib(memory.total)}: {memory.reason}."
     if len(machine.numa) > 1:
         lines.append(f"Memory lies in {len(machine.numa)} NUMA nodes.")
-    lines += [_gpu(gpu) for gpu in machine.gpus] or ["Graphics processor: none that could be used was found."]
+    lines += [_gpu(gpu) for gpu in machine.gpus] or ["Graphics processor: none was found."]
     there = [package for package in machine.packages.values() if package.installed and package.importable]
     lines.append("Packages: " + (", ".join(map(_package, there)) or "none that work, see below") + ".")
     lines += [f"{item.name}={item.value} is set: it {item.effect}." for item in machine.overrides]
@@ -171,33 +164,38 @@ def _flags(machine: Machine) -> list[str]:
         return [*lines, f"Instructions it advertises, not tried yet: {', '.join(claimed)}."]
     together: dict[str, list[str]] = {}
     for name, flag in claimed.items():
-        together.setdefault(flag.reason.removeprefix(f"{name} is advertised, "), []).append(name)
-    return lines + [f"Advertised, but {'/'.join(names)}: {reason}." for reason, names in together.items()]
+        reason = flag.reason.removeprefix(f"{name} is advertised, ").removeprefix("but ").removeprefix("not usable: ")
+        together.setdefault(reason, []).append(name)
+    return lines + [f"Advertised, not in use: {', '.join(names)}; {reason}." for reason, names in together.items()]
 
 
 def _gpu(gpu: Gpu) -> str:
     driver = f", driver {gpu.driver}" if gpu.driver else ""
-    state = "tried and works" if gpu.usable.value is True else f"not usable: {gpu.usable.reason}"
+    state = "tried and works" if gpu.usable.value is True else "not usable, see below"
     return f"Graphics processor: {gpu.name} ({gpu.arch}, {gib(gpu.memory)}{driver}), {state}."
 
 
 # -- what will be used --
 
 
-def _use(machine: Machine, plan: Plan) -> list[str]:
-    lines = [f"For {plan.family}:"] if " " in plan.family else [f"For the model {plan.family}:"]
+def _use(plan: Plan) -> list[str]:
+    """Each stage in one line, the deciding reasons below it; all reasons stand in the plan."""
+    lines = [f"For {plan.family}:" if " " in plan.family else f"For the model {plan.family}:"]
     for stage in plan.stages:
         lines.append(f"{STAGE_TITLES[stage.stage]}: {_summary(stage)}.")
-        lines += [f"  {reason}." for reason in _reasons(stage)]
-    lines.append(f"Threads: {plan.threads.engaged} ({'; '.join(plan.threads.reasons)}); {plan.waiting.reasons[0]}.")
+        lines += [f"  {_capital(reason)}." for reason in _reasons(stage)]
+    if any(precision.ROUNDING in stage.dtype.reasons for stage in plan.stages):
+        lines.append(f"{_capital(precision.ROUNDING)}.")
+    lines.append(
+        f"Threads: {plan.threads.engaged} ({'; '.join(plan.threads.reasons)}). {_capital(threads.WAITING_REASON)}."
+    )
     return lines
 
 
 def _summary(stage: StagePlan) -> str:
     device = "on the CPU" if stage.device.engaged == "cpu" else f"on the GPU ({stage.device.engaged})"
     parts = [f"{device} in {DTYPE_TITLES.get(stage.dtype.engaged, stage.dtype.engaged)}"]
-    kinds: tuple[Kind, ...] = ("attention", "linear", "vae")
-    for kind in kinds:
+    for kind in KINDS:
         name = getattr(stage, kind).engaged
         if name not in ("stock", ""):
             parts.append(f"{backend(kind, name).title} ({name})")
@@ -205,14 +203,23 @@ def _summary(stage: StagePlan) -> str:
 
 
 def _reasons(stage: StagePlan) -> list[str]:
-    """Why, for the settings that could have gone another way."""
-    lines = []
-    for setting in SETTINGS[stage.stage]:
-        choice = getattr(stage, setting)
-        name = "the model's own" if choice.engaged == "stock" else DTYPE_TITLES.get(choice.engaged, choice.engaged)
-        if choice.reasons:
-            lines.append(f"{SETTING_TITLES[setting]}: {name}; {'; '.join(choice.reasons)}")
-    return lines
+    """The deciding reason for the precision, for each backend that is not the reference, for attention that can't be
+    exchanged and for threads that are left out."""
+    choices = [stage.dtype]
+    for kind in KINDS:
+        choice = getattr(stage, kind)
+        unreached = kind == "attention" and stage.stage == "transformer" and choice.engaged == "stock"
+        if unreached or choice.engaged not in ("stock", reference(kind).name) or choice.requested != "auto":
+            choices.append(choice)
+    told = [choice.reasons[0] for choice in choices if choice.reasons and choice.reasons[0] != "asked for"]
+    threads = stage.threads
+    return told + ([f"{threads.engaged} threads: {threads.reasons[0]}"] if "test" in threads.reasons[0] else [])
+
+
+def _capital(text: str) -> str:
+    """With a capital, unless it begins with a name of ours that has none."""
+    first = text.partition(" ")[0]
+    return text if any(sign in first for sign in "_=0123456789") else f"{text[:1].upper()}{text[1:]}"
 
 
 # -- what is missing --
@@ -256,7 +263,7 @@ def _amx(machine: Machine) -> list[str]:
         return []
     if kernels is None or not kernels.installed:
         return [f"Optional: attention and int8 linears on AMX through SGLang's kernels. {advice.SGL_CPU}."]
-    failed = [proof.reason for task, proof in machine.proofs.items() if task.startswith("sgl_kernel.") and not proof.ok]
+    failed = [proof.reason for task in SGL_TASKS if (proof := machine.proofs.get(task)) and not proof.ok]
     if kernels.importable and kernels.build == "cuda":
         return [f"The sgl_kernel that is installed is the CUDA build, which this CPU can't use. {advice.SGL_CPU}."]
     return [f"sgl_kernel: {reason}." for reason in failed] if kernels.build == "cpu" else []
@@ -273,19 +280,17 @@ def _for_gpus(machine: Machine) -> list[str]:
     return lines
 
 
-def _could(machine: Machine, plan: Plan) -> list[str]:
-    """Approximate backends that would run in the dtype at hand: theirs is a person's choice."""
+def _could(machine: Machine, plan: Plan, model: ModelTraits) -> list[str]:
+    """Approximate backends that can run here: theirs is a person's choice."""
     lines = []
     for item in REGISTRY:
         stage = plan.stage("vae" if item.kind == "vae" else "transformer")
-        if item.exact or stage is None:
+        if item.exact or stage is None or getattr(stage, item.kind).engaged == item.name:
             continue
         place = "cpu" if stage.device.engaged == "cpu" else stage.device.engaged.partition(":")[0]
-        traits = TYPICAL.stage(stage.stage)
+        traits = model.stage(stage.stage)
         if traits is not None and place in item.devices and not item.why_not(machine, traits):
-            how = f"--accel {item.kind}={item.name}"
-            dtypes = "" if stage.dtype.engaged in item.dtypes else f", runs in {' or '.join(item.dtypes)}"
-            lines.append(f"{item.title}: `{how}`{_speed(machine, item.name)}{dtypes}.")
+            lines.append(f"{item.title}: add `--accel {item.kind}={item.name}`{_speed(machine, item.name)}.")
     return lines
 
 
@@ -295,7 +300,7 @@ def _speed(machine: Machine, name: str) -> str:
         "sgl_amx_int8": ("sgl_kernel.int8_scaled_mm_with_quant", "linear_plain_ms"),
     }.get(name, ("", ""))
     before, after = machine.figure(task, plain), machine.figure(task, "linear_int8_ms")
-    return f", one linear in {after:.3g} ms, {before:.3g} ms without it" if before and after else ""
+    return f"; one linear takes {after:.3g} ms instead of {before:.3g} ms" if before and after else ""
 
 
 def _count(number: int, word: str) -> str:

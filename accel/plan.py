@@ -159,8 +159,8 @@ class _Planner:
             self.refusals.append(f"{where}: {needed[0]} was asked for too and runs in {' or '.join(needed[1])} only")
         elif gpu is None and wish == "bfloat16" and (dead := self.machine.proofs.get("bf16")) and not dead.ok:
             self.refusals.append(f"{where}: bf16 can't be used on this CPU, {dead.reason}; choose dtype=float32")
-        speed = precision.speed(self.machine, traits) if gpu is None and wish == "bfloat16" else ""
-        return Choice(traits.stage, "dtype", self.wishes.dtype, wish, ("asked for", *([speed] if speed else [])))
+        speed = precision.speed(self.machine, traits) if gpu is None and wish == "bfloat16" else ()
+        return Choice(traits.stage, "dtype", self.wishes.dtype, wish, ("asked for", *speed))
 
     def forced_dtypes(self, traits: StageTraits) -> tuple[str, tuple[str, ...]] | None:
         """The backend forced for this stage that restricts its dtype most, and the dtypes it runs in."""
@@ -211,7 +211,8 @@ class _Planner:
             reason = traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention"
             return Choice(traits.stage, kind, AUTO, STOCK, (reason,))
         rule = policy.rule_for(policy.hardware(self.machine, gpu), kind, policy.shape_class(traits))
-        order, source = self.order(traits, kind, rule, known)
+        order, why, figures = self.order(traits, kind, rule, known)
+        first = next((name for name in order if name in known and dtype in known[name].dtypes), "")
         passed: list[str] = []
         for name in order:
             item = known.get(name)
@@ -219,21 +220,23 @@ class _Planner:
                 continue
             reasons = self.why_not(item, traits, place, dtype) or _no_gain(self.machine, item)
             if not reasons:
-                return Choice(traits.stage, kind, AUTO, name, (*passed, source, *_gain_shown(self.machine, item)))
+                deciding = why if name == first else f"the first exact one that can run here is {name}"
+                told = (deciding, *passed, figures, *_gain_shown(self.machine, item))
+                return Choice(traits.stage, kind, AUTO, name, told)
             passed.append(f"not {name}: {'; '.join(reasons)}")
         return Choice(traits.stage, kind, AUTO, STOCK, (*passed, "so the model's own code runs"))
 
     def order(
         self, traits: StageTraits, kind: Kind, rule: policy.Rule, known: Mapping[str, Backend]
-    ) -> tuple[tuple[str, ...], str]:
-        """Names in order of preference and the sentence behind it: readouts where there are any, the table
-        otherwise."""
+    ) -> tuple[tuple[str, ...], str, str]:
+        """Names in order of preference, why, and the figures: readouts where there are any, the table otherwise."""
         measured = {name: ms for name in known if (ms := self.readouts.get((traits.stage, kind, name))) is not None}
         if not measured:
-            return rule.order, rule.figures
+            return rule.order, rule.why, rule.figures
         fastest = sorted(measured, key=lambda name: measured[name])
         listed = ", ".join(f"{name} {measured[name]:.3g} ms" for name in fastest)
-        return (*fastest, *(name for name in rule.order if name not in measured)), f"measured here: {listed}"
+        order = (*fastest, *(name for name in rule.order if name not in measured))
+        return order, "the fastest measured on this machine", f"measured here: {listed}"
 
     # -- the rest --
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from accel import policy
 from accel.types import Gpu, Machine, StageTraits
 
-ROUNDING = (
-    "bf16 keeps 8 binary digits of fp32's 24, so pixels differ slightly from an fp32 clip's: dtype=float32 for those"
-)
+ROUNDING = "bf16 rounds more than fp32, so the picture differs slightly: dtype=float32 gives fp32's"
 """Said wherever a lower precision was chosen for a person."""
 
 
@@ -32,8 +30,8 @@ def best_dtype(
     factor = gain(machine, traits)
     better = factor is not None and factor >= policy.WORTH
     if better or "float32" not in allowed:
-        return "bfloat16", (speed(machine, traits), ROUNDING)
-    return "float32", (speed(machine, traits),)
+        return "bfloat16", (*speed(machine, traits), ROUNDING)
+    return "float32", speed(machine, traits)
 
 
 def _gpu_dtype(machine: Machine, traits: StageTraits, gpu: Gpu, allowed: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -77,17 +75,17 @@ def gain(machine: Machine, traits: StageTraits) -> float | None:
     return (products_ms + scores_ms) / (products_ms / linear + scores_ms / attention)
 
 
-def speed(machine: Machine, traits: StageTraits) -> str:
-    """Both figures behind a dtype, as a sentence; empty when there are none."""
+def speed(machine: Machine, traits: StageTraits) -> tuple[str, ...]:
+    """How fast bf16 is for a stage on this CPU, and the figures behind it, as sentences."""
     work = "conv3d" if traits.stage == "vae" else "linear"
     single, low = machine.figure("bf16", f"{work}_float32_ms"), machine.figure("bf16", f"{work}_bfloat16_ms")
     factor = gain(machine, traits)
     if not single or not low or factor is None:
-        return "bf16 has not been measured on this CPU, so float32 is safe"
+        return ("bf16 has not been measured on this CPU, so float32 is safe",)
     how = f"{factor:.3g} times as fast as" if factor >= 1 else f"{1 / factor:.3g} times slower than"
     figures = [f"{work} {low:.3g} ms, fp32 {single:.3g} ms"]
     if traits.stage == "transformer" and (attention := machine.figure("bf16", "attention_bfloat16_ms")):
         figures.append(
             f"attention {attention:.3g} ms, fp32 {machine.figure('bf16', 'attention_float32_ms') or 0:.3g} ms"
         )
-    return f"bf16 is {how} fp32 for this stage by the machine's own test ({'; '.join(figures)})"
+    return f"bf16 is {how} fp32 here, by the machine's own test", "; ".join(figures)

@@ -22,7 +22,7 @@ WAITING_ENVIRONMENT = {
     "active": {},
 }
 WAITING_REASON = (
-    "workers sleep between loops: spinning made a small model 10 to 20 times slower beside one busy process"
+    "idle threads sleep, so that a clip made beside another busy program takes twice as long, not ten times"
 )
 
 

@@ -24,6 +24,7 @@ from accel.types import Choice, Machine, ModelTraits, Plan, Preferences
 from app import loading
 from app.errors import CannotRunError, JobFailedError, UsageError
 from app.models.base import Family
+from app.paths import Home
 from app.request import GenerationRequest
 from app.strict_json import short
 
@@ -120,6 +121,27 @@ def traits(folder: Path, width: int, height: int, frames: int, cache: Path | Non
     return found
 
 
+def as_shipped(family: Family, home: Home) -> ModelTraits:
+    """The model of `family` for a clip of its default size, under the name that a person knows it by.
+
+    Raises CannotRunError when it isn't on this machine or can't be described here, for want of diffusers say.
+    """
+    wanted = family.defaults
+    try:
+        found = traits(_folder(family), wanted.width, wanted.height, wanted.frames, home.cache)
+    except ImportError as error:
+        raise CannotRunError(f"{family.title} can't be described here ({error}).") from error
+    return replace(
+        found, family=f"a clip of {family.called.lower()}, {wanted.width}x{wanted.height}, {wanted.frames} frames"
+    )
+
+
+def _folder(family: Family) -> Path:
+    if family.folder is None:
+        raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
+    return family.folder
+
+
 def _stamp(folder: Path, *size: int) -> str:
     """Another text for another model, size, library or accel."""
     digest = hashlib.sha256(repr((str(folder), size)).encode())
@@ -149,10 +171,8 @@ def decide(
     for name in ("cache", "offload"):
         if (value := getattr(request.accel, name)) not in ("auto", "none"):
             raise UsageError(f'accel.{name}: {value!r} is not possible; write "auto" or "none".')
-    if family.folder is None:
-        raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
     size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
-    described = traits(family.folder, *size, cache)
+    described = traits(_folder(family), *size, cache)
     if recorded is None:
         return Decision(plan_for(described, preferences_of(request)))
     try:

@@ -172,10 +172,17 @@ _FOR_BATCHES = ("assignments", "count", "strict", "accel", "out", "resume", "fai
 
 def _doctor(options: argparse.Namespace) -> int:
     from accel import AccelError, Preferences, doctor
+    from app import acceleration
+    from app.models.starter import STARTER
+    from app.paths import home
 
     wishes = dict(item.removeprefix("accel.").split("=", 1) for item in _accel_assignments(options.accel))
     try:
-        return doctor.main(as_json=options.as_json, preferences=Preferences(**wishes))
+        try:
+            traits = acceleration.as_shipped(STARTER, home(options.home))
+        except CannotRunError:  # whatever is missing is what the doctor is there to tell
+            traits = doctor.TYPICAL
+        return doctor.main(as_json=options.as_json, traits=traits, preferences=Preferences(**wishes))
     except TypeError as error:
         raise UsageError(f"--accel {','.join(options.accel)}: there is no such setting ({error}).") from error
     except AccelError as error:

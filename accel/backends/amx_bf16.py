@@ -65,7 +65,7 @@ class SglMatrix:
 
 class AmxBf16:
     name = "sgl_amx_bf16"
-    title = "SGLang packed linears on AMX, bf16"
+    title = "SGLang packed linears on AMX"
     kind: Kind = "linear"
     exact = True
     reference = False

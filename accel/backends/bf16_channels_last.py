@@ -13,7 +13,7 @@ from accel.types import Machine, StageTraits
 
 class Bf16ChannelsLast(DirectConv3d):
     name = "bf16_channels_last"
-    title = "bf16 conv3d, channels last"
+    title = "oneDNN conv3d in bf16"
     dtypes: tuple[str, ...] = ("bfloat16",)
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:

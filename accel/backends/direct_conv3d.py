@@ -26,7 +26,7 @@ KEEPS_CHANNELS_LAST = frozenset({"AutoencoderKLWan"})
 
 class DirectConv3d:
     name = "direct_conv3d"
-    title = "oneDNN conv3d called directly"
+    title = "oneDNN conv3d in fp32"
     kind: Kind = "vae"
     exact = True
     reference = False

@@ -45,7 +45,7 @@ class OneDnnMatrix:
 
 class OneDnnBf16:
     name = "onednn_bf16"
-    title = "oneDNN packed linears, bf16"
+    title = "oneDNN packed linears"
     kind: Kind = "linear"
     exact = True
     reference = False

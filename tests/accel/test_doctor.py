@@ -65,7 +65,10 @@ TOLD = [
         "h100",
         ["NVIDIA H100 80GB HBM3 (sm_90, 79.2 GiB, driver 580.95.05), tried and works", "on the GPU (cuda:0) in bf16"],
     ),
-    ("rtx5090-old-torch", ["RTX 5090", "no sm_120 code", "pip install --force-reinstall torch", "on the CPU"]),
+    (
+        "rtx5090-old-torch",
+        ["RTX 5090", "not usable, see below", "no sm_120 code", "pip install --force-reinstall torch", "on the CPU"],
+    ),
     ("rtx4090-windows", ["i9-13900K", "NVIDIA GeForce RTX 4090 (sm_89"]),
     ("mi300x", ["gfx942", "aiter 0.1.7.post2"]),
 ]

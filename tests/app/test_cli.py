@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -158,12 +159,25 @@ def test_ctrl_c_before_the_batch_has_its_code(
     assert capsys.readouterr().err == "Stopped.\n"
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_doctor_speaks_of_the_starter_where_it_can_be_described(
+    missing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if missing:
+        monkeypatch.setattr("app.acceleration.traits", Mock(side_effect=ImportError("No module named 'diffusers'")))
+    assert cli.main(["--doctor", "--home", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert ("a clip of the starter, 256x160, 25 frames" in text) is not missing
+    assert ("a model of Wan 2.1's kind" in text) is missing
+
+
 def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from accel import AccelError, Preferences, doctor
+    from accel import AccelError, ModelTraits, Preferences, doctor
 
     seen: list[Preferences] = []
+    monkeypatch.setattr("app.acceleration.as_shipped", lambda family, home: doctor.TYPICAL)
 
-    def report(as_json: bool, preferences: Preferences) -> int:
+    def report(as_json: bool, traits: ModelTraits, preferences: Preferences) -> int:
         seen.append(preferences)
         if preferences.vae == "fast":
             raise AccelError("vae=fast can't be used here")
