@@ -233,7 +233,6 @@ def test_the_server_imports_neither_torch_nor_diffusers(home: Home) -> None:
     script = f"""if True:
         import sys
         from pathlib import Path
-from typing import Any
         from app.paths import Home
         from app.service import open_service
         from tests.app.services import ended, spec, until
@@ -344,7 +343,6 @@ def test_an_owner_that_does_not_answer_is_said(home: Home, monkeypatch: pytest.M
     script = f"""if True:
         import os, signal
         from pathlib import Path
-from typing import Any
         from app.paths import Home
         from app.service import open_service
         open_service(Home(Path({str(home.root)!r})))
