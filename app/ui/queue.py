@@ -174,16 +174,17 @@ class _Tab:
         name = shortened(name_of(self.service.get(ids[:1])[0]), 40)
         removal = self.service.remove(ids)
         what = f"{plural(len(ids), 'job')} removed." if len(ids) > 1 else f"“{name}” removed."
-        view = replace(view, notices=view.notices + 1)
+        view = replace(view, notices=view.notices + 1, chosen=-1 if view.chosen in ids else view.chosen)
         return *self.refresh(view), offer(what, view.notices, token=removal.token, job=job)
 
     def undo(self, view: View, event: gr.EventData) -> tuple[Any, ...]:
         """Bring back what the notice is about."""
         data = read_data(event)
         back = self.service.undo(Removal(data.get("token", ""), ()))
+        words = f"“{shortened(name_of(back[0]), 40)}” is back." if len(back) == 1 else f"{len(back)} jobs are back."
         chosen = back[0].id if len(back) == 1 and back[0].is_over else view.chosen
         view = replace(view, notices=view.notices + 1, chosen=chosen)
-        return *self.refresh(view), said(f"{plural(len(back), 'job')} back.", view.notices)
+        return *self.refresh(view), said(words, view.notices)
 
     def restore(self, event: gr.EventData) -> list[Any]:
         """The clip's settings in the Create form, as they were asked for, and Create in front."""

@@ -136,7 +136,7 @@ def test_a_hostile_preset_is_refused_with_its_sentence(tab: Tab, tmp_path: Path,
     assert tab.field("Prompt").input_value() == "kept"
 
 
-def test_what_differs_here_is_said_before_it_is_applied(tab: Tab) -> None:
+def test_what_differs_here_is_said_before_it_is_applied(tab: Tab, served: Served) -> None:
     asked = ASKED.model_copy(update={"width": 700, "accel": AccelPreferences(attention="aiter")})
     tab.show("Presets").page.get_by_role("button", name="Paste a share code").click()
     tab.page.get_by_label("Share code or text of a preset").fill(encode_code(asked))
@@ -145,6 +145,11 @@ def test_what_differs_here_is_said_before_it_is_applied(tab: Tab) -> None:
     here.get_by_text("Engaged instead").wait_for(timeout=PATIENCE)
     assert "700 becomes 512" in here.inner_text()
     assert "attention=aiter" in here.inner_text()
+    tab.page.get_by_role("button", name="Keep as a preset").click()
+    tab.page.get_by_label("Your presets").locator(".kt-preset").first.wait_for()
+    (kept,) = (served.home / "presets").glob("*.json")
+    assert load_preset(kept).request["width"] == 700  # kept as it came, not as this machine takes it
+    kept.unlink()
 
 
 def test_a_preset_of_ones_own_from_save_to_undo(tab: Tab, served: Served) -> None:

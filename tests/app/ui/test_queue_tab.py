@@ -104,7 +104,7 @@ def test_removing_all_and_undoing_it(desk: Desk, events: _Tab) -> None:
     token = notice.split('data-token="')[1].split('"')[0]
     *_, notice = events.undo(View(), pressed(do="undo", token=token))
     assert [job.id for job in desk.snapshot().waiting] == ids
-    assert "3 jobs back" in notice
+    assert "3 jobs are back" in notice
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,11 @@ def test_deleting_a_clip_can_be_undone_with_the_keyboard(tab: Tab, served: Serve
     card(tab, "delete and bring back").click()
     tab.page.get_by_role("button", name="Delete this clip and its files").press("Enter")
     card(tab, "delete and bring back").wait_for(state="detached")
+    tab.page.locator("#kt-clip article").wait_for(state="detached")
     tab.page.locator("#kt-queue-notice button").wait_for()
     tab.page.keyboard.press("Control+z")
     card(tab, "delete and bring back").wait_for()
+    tab.page.locator("#kt-clip article").wait_for()
     assert (served.outputs / Path(card(tab, "delete and bring back").locator("img").get_attribute("src")).name).exists()
 
 
