@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app import outputs, video
+from app import video
 from app.errors import KinetileError, UsageError
 from app.estimate import Estimate, disk_need
 from app.jobs import Job, JobSpec
@@ -23,6 +23,7 @@ from app.presets import NamedRequest, read_source
 from app.render import versions
 from app.request import GenerationRequest, canonical
 from app.strict_json import short
+from app.video import outputs
 
 State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 

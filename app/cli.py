@@ -172,7 +172,7 @@ _FOR_BATCHES = ("assignments", "count", "strict", "accel", "out", "resume", "fai
 
 def _doctor(options: argparse.Namespace) -> int:
     from accel import AccelError, Preferences, doctor
-    from app import acceleration
+    from app.engine import acceleration
     from app.models.starter import STARTER
     from app.paths import home
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from accel.types import ModelTraits
-from app import outputs, video
+from app import video
 from app.errors import CannotRunError, KinetileError
-from app.outputs import size_text
 from app.request import GenerationRequest
+from app.video import outputs
+from app.video.outputs import size_text
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any, TextIO
 
-from app import acceleration
 from app.batch import BatchSettings, Outcome, check_disk_and_encoder, prepare, resumed
 from app.console import Reporter, duration, reporter_for
+from app.engine import acceleration
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
 from app.following import Follower
 from app.interrupt import Interrupts
-from app.outputs import size_text
 from app.presets import FIRST, encode_code, read_source
 from app.render import versions
 from app.service import PlanAnswer, Service, open_service
 from app.strict_json import printable
+from app.video.outputs import size_text
 
 MAX_PROBLEMS = 20
 """Most mistakes told at once."""

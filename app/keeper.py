@@ -13,10 +13,10 @@ from typing import Any
 from app import errors
 from app.errors import CannotRunError, KinetileError
 from app.machine_memory import free_memory
-from app.outputs import size_text
 from app.paths import Home
 from app.service import WorkerState, WorkerStatus
 from app.supervisor import Death, Launcher, Link, created_at
+from app.video.outputs import size_text
 from app.wire import Message
 
 ANSWER_SECONDS = 300.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app import estimate as reckoning
-from app.acceleration_rows import with_last_clip
 from app.dispatch import Dispatcher, Patience, loaded_key
+from app.engine.acceleration_rows import with_last_clip
 from app.estimate import Estimate
 from app.jobs import ENDED, History, Job, JobError, JobQueue, JobSpec, JobState, Removal
 from app.keeper import Keeper

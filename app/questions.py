@@ -10,7 +10,7 @@ import accel
 from accel import doctor
 from accel.backends import backends
 from accel.types import Kind, Preferences, StageName
-from app import acceleration, loading
+from app.engine import acceleration, loading
 from app.errors import CannotRunError, UsageError
 from app.estimate import memory_need
 from app.models import family_for

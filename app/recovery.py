@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from app import outputs
 from app.errors import UsageError
 from app.jobs import Job, JobError, JobQueue, JobResult
 from app.supervisor import SAVING_SECONDS, end_leftover
-from app.video import read_metadata
+from app.video import outputs, read_metadata
 
 LEFTOVER_SECONDS = SAVING_SECONDS + 5.0
 """How long a worker whose owner died may take to end by itself; as a rule it stops within a step."""

@@ -137,7 +137,7 @@ def seconds_text(seconds: float) -> str:
 
 def bytes_text(size: int) -> str:
     """Bytes in binary units: "1.1 GiB"."""
-    from app.outputs import size_text
+    from app.video.outputs import size_text
 
     return size_text(size)
 

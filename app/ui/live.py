@@ -168,7 +168,7 @@ def _running(job: Job, progress: JobProgress | None) -> dict[str, Any]:
 
 def clip_data(job: Job) -> dict[str, Any]:
     """A finished clip as the stage shows it. The seed is text: a browser's numbers are not for seeds."""
-    from app import acceleration
+    from app.engine import acceleration
 
     request, result = job.spec.request, job.result
     if result is None:

@@ -14,11 +14,11 @@ from typing import Any
 import gradio as gr
 
 from app.errors import UsageError
-from app.incoming import from_text, from_upload
-from app.portability import here
-from app.preset_bin import bring_back, put_aside
-from app.preset_files import Preset
 from app.presets import NamedRequest, encode_code, own_presets, rename_own, save_own, shipped_presets
+from app.presets.bin import bring_back, put_aside
+from app.presets.files import Preset
+from app.presets.incoming import from_text, from_upload
+from app.presets.portability import here
 from app.request import GenerationRequest
 from app.ui import presets_endpoints
 from app.ui.context import Context, TabParts, told

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.incoming import from_text, from_upload
-from app.portability import here
-from app.preset_bin import bring_back, put_aside
-from app.preset_files import Preset, PresetEntry
 from app.presets import NamedRequest, encode_code, own_presets, rename_own, save_own, shipped_presets
+from app.presets.bin import bring_back, put_aside
+from app.presets.files import Preset, PresetEntry
+from app.presets.incoming import from_text, from_upload
+from app.presets.portability import here
 from app.request import GenerationRequest, canonical, parse_request
 from app.ui.context import Context
 from app.ui.endpoints import add_endpoints

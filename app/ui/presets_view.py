@@ -9,8 +9,8 @@ from typing import Any
 
 from app.errors import UsageError
 from app.models import family_for
-from app.portability import Here
-from app.preset_files import Preset, PresetEntry, slug
+from app.presets.files import Preset, PresetEntry, slug
+from app.presets.portability import Here
 from app.request import GenerationRequest, canonical
 from app.strict_json import dumps
 from app.ui.context import escaped, sentences_html

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.acceleration import summary
 from app.console import describe
+from app.engine.acceleration import summary
 from app.jobs import ENDED, History, Job, JobState
 from app.progress import Progress
 from app.service import JobProgress, Snapshot

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from app import acceleration
-from app.engine import Engine, Frames
+from app.engine import Engine, Frames, acceleration
 from app.models import starter
 from app.models.base import Family
 from app.paths import Home
@@ -56,7 +55,7 @@ def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("app.loading.load_pipeline", fail)
+    monkeypatch.setattr("app.engine.loading.load_pipeline", fail)
 
 
 @pytest.fixture(scope="session")

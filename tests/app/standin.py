@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from app import acceleration
-from app.engine import Clip, Engine
+from app.engine import Clip, Engine, acceleration
 from app.errors import Cancelled, JobFailedError
 from app.models import family_for
 from app.progress import Progress, Stage

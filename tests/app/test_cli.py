@@ -164,7 +164,9 @@ def test_doctor_speaks_of_the_starter_where_it_can_be_described(
     missing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     if missing:
-        monkeypatch.setattr("app.acceleration.traits", Mock(side_effect=ImportError("No module named 'diffusers'")))
+        monkeypatch.setattr(
+            "app.engine.acceleration.traits", Mock(side_effect=ImportError("No module named 'diffusers'"))
+        )
     assert cli.main(["--doctor", "--home", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert ("a clip of the starter, 256x160, 25 frames" in text) is not missing
@@ -175,7 +177,7 @@ def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     from accel import AccelError, ModelTraits, Preferences, doctor
 
     seen: list[Preferences] = []
-    monkeypatch.setattr("app.acceleration.as_shipped", lambda family, home: doctor.TYPICAL)
+    monkeypatch.setattr("app.engine.acceleration.as_shipped", lambda family, home: doctor.TYPICAL)
 
     def report(as_json: bool, traits: ModelTraits, preferences: Preferences) -> int:
         seen.append(preferences)

@@ -78,14 +78,14 @@ def test_a_read_only_folder_is_found_first(batch: Batch, no_loading: None, monke
     def refuse(**_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("app.outputs.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("app.video.outputs.tempfile.TemporaryFile", refuse)
     assert batch.run(batch.preset("good")) == 3
     assert "permission denied" in batch.stderr
 
 
 def test_a_full_disk_is_found_first(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("app.outputs.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
+    monkeypatch.setattr("app.video.outputs.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
     assert batch.run(batch.preset("good")) == 3
     assert "free" in batch.stderr
     assert not batch.files

@@ -18,11 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app import mp4
 from app.jobs import JobQueue
 from app.paths import Home
 from app.supervisor import ROOT
-from app.video import read_metadata
+from app.video import mp4, read_metadata
 from tests.app.services import spec, until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="kill -9")

@@ -14,7 +14,7 @@ import accel
 from accel import doctor
 from accel.backends import backends
 from accel.types import Machine, Preferences
-from app.acceleration import summary
+from app.engine.acceleration import summary
 from app.errors import CannotRunError, UsageError
 from app.estimate import Estimate, MemoryNeed
 from app.jobs import ENDED, History, Job, JobQueue, JobSpec, JobState, Removal

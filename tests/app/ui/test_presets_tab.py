@@ -11,8 +11,8 @@ import pytest
 
 from app import video
 from app.paths import Home
-from app.portability import Here
 from app.presets import Preset, encode_code, load_preset, save_preset
+from app.presets.portability import Here
 from app.request import AccelPreferences, GenerationRequest
 from app.ui.presets_view import Chosen, chosen_html, list_html, problem_of
 from tests.app.ui.serving import Served
@@ -225,7 +225,7 @@ def test_broken_files_are_listed_with_their_reason_and_hurt_nobody(tab: Tab, ser
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '" onerror="x', "${1} {{2}}", "</li></ul>"])
 def test_whatever_a_preset_says_is_text(tmp_path: Path, text: str) -> None:
-    from app.preset_files import PresetEntry
+    from app.presets.files import PresetEntry
 
     request = GenerationRequest(prompt=text, negative_prompt=text, scheduler=None)
     entry = PresetEntry(text, tmp_path / "x.json", Preset.of(request, text, text), request)

@@ -21,7 +21,7 @@ from accel import threads
 from accel.backends import reference
 from accel.finite import engaged_backends
 from accel.types import Choice, Machine, ModelTraits, Plan, Preferences
-from app import loading
+from app.engine import loading
 from app.errors import CannotRunError, JobFailedError, UsageError
 from app.models.base import Family
 from app.paths import Home

@@ -2,7 +2,7 @@
 
 What is written: H.264 High, yuv420p, BT.709 limited range, avc1, index in front, exactly the frames, size and fps
 given. The whole metadata dict stands in the file's ``comment`` tag as ASCII JSON. The file is read back, decoded and
-compared before it gets its name; see `app.outputs` for names and `app.ffmpeg` for colour.
+compared before it gets its name; see `outputs` for names and `ffmpeg` for colour.
 
 Sides: 4:2:0 needs even ones. An odd side gets its last row or column of pixels repeated once, never a stretch; the
 ``description`` tag keeps the true size, `decode_frames` crops to it, and a warning says so.
@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from app import __version__, mp4, outputs
+from app import __version__
 from app.errors import JobFailedError, KinetileError, UsageError
-from app.ffmpeg import Frames, check_encoder, count_frames, decode, encode
 from app.request import GenerationRequest, parse_request
+from app.video import mp4, outputs
+from app.video.ffmpeg import Frames, check_encoder, count_frames, decode, encode
 
 __all__ = [
     "Frames",

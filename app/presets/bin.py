@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
-from app.preset_files import own_path
+from app.presets.files import own_path
 
 KEPT_SECONDS = 3600
 """How long a deleted preset can be brought back at least; the page offers it for ten seconds, an endpoint may later."""

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import share_code
 from app.errors import UsageError
+from app.presets import share_code
+from app.presets.share_code import decode_code, encode_code, looks_like_code
 from app.request import GenerationRequest, Lora, parse_request
-from app.share_code import decode_code, encode_code, looks_like_code
 
 requests = st.builds(
     GenerationRequest,

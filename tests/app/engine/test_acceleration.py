@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import accel
-from app import acceleration, loading
-from app.acceleration import decide, summary
+from app.engine import acceleration, loading
+from app.engine.acceleration import decide, summary
 from app.errors import CannotRunError, UsageError
 from app.models.base import Family
 from app.request import AccelPreferences, GenerationRequest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_threads_are_set_before_torch_is_imported(tiny_folder: Path) -> None:
     code = f"""if True:
         import os, sys
         from pathlib import Path
-        from app import acceleration
+        from app.engine import acceleration
 
         class Seen:
             def find_spec(self, name, path=None, target=None):

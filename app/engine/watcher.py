@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from accel.finite import check_latents
-from app.preview import CleanEstimate, LatentColours
+from app.engine.preview import CleanEstimate, LatentColours
 from app.progress import Progress, StageClock
 
 # Pictures a second at most, so that previews stay below a percent of a clip's time.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.preview import CleanEstimate, LatentColours
+from app.engine.preview import CleanEstimate, LatentColours
 from tests.app.tiny import build_tiny_pipeline
 
 
@@ -143,16 +143,16 @@ def test_factors_must_fit_the_patch() -> None:
 
 
 @pytest.mark.skipif(
-    not (Path(__file__).parents[2] / "app" / "starter" / "weights" / "vae").is_dir(), reason="needs the starter"
+    not (Path(__file__).parents[3] / "app" / "starter" / "weights" / "vae").is_dir(), reason="needs the starter"
 )
 def test_starter_colours_explain_its_pictures() -> None:
     """On pictures that were not fitted, the map must tell colours better than the mean colour does."""
     from diffusers import AutoencoderKLWan
 
-    from app import preview
+    from app.engine import preview
 
     vae = AutoencoderKLWan.from_pretrained(
-        Path(__file__).parents[2] / "app" / "starter" / "weights", subfolder="vae", torch_dtype=torch.float32
+        Path(__file__).parents[3] / "app" / "starter" / "weights", subfolder="vae", torch_dtype=torch.float32
     )
     colours = LatentColours.fit(vae)
     clip = preview._drawn_clip(np.random.default_rng(99))

@@ -1,6 +1,6 @@
 """Whatever a person can hand in, as requests: a preset, a batch, a clip, a share code, or a shipped preset's name.
 
-Presets on disk live in ``app.preset_files``, codes in ``app.share_code``; both are reached through this module.
+Presets on disk live in ``files``, codes in ``share_code``; both are reached through this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from app.errors import UsageError
 from app.paths import Home
-from app.preset_files import (
+from app.presets.files import (
     FIRST,
     Preset,
     PresetEntry,
@@ -30,8 +30,8 @@ from app.preset_files import (
     save_preset,
     shipped_presets,
 )
+from app.presets.share_code import MAX_CODE, decode_code, encode_code, looks_like_code
 from app.request import GenerationRequest, request_from
-from app.share_code import MAX_CODE, decode_code, encode_code, looks_like_code
 from app.strict_json import MAX_BYTES, Document, parse, printable
 from app.validation import closest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.paths import Home
-from app.portability import here
+from app.presets.portability import here
 from app.request import AccelPreferences, GenerationRequest, Lora
 from tests.app.ui.desk import Desk
 

@@ -22,16 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.finite import NonFiniteError, check_frames
-from app import acceleration, loading
-from app.calling import arguments_for, scheduler_for, to_frames
+from app.engine import acceleration, loading
+from app.engine.calling import arguments_for, scheduler_for, to_frames
+from app.engine.preview import LatentColours
+from app.engine.watcher import Stop, Watcher
 from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home
-from app.preview import LatentColours
 from app.progress import Progress, StageClock
 from app.request import Adjustment, GenerationRequest
-from app.watcher import Stop, Watcher
 
 Frames = npt.NDArray[np.uint8]
 REFERENCE = "the reference backends"

@@ -9,8 +9,8 @@ import pytest
 
 from app.errors import UsageError
 from app.paths import Home
-from app.preset_bin import bring_back, clear, put_aside
 from app.presets import Preset, own_presets, save_own
+from app.presets.bin import bring_back, clear, put_aside
 from app.request import GenerationRequest
 
 

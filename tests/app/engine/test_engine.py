@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from app import loading
-from app.calling import SCHEDULERS, to_frames
-from app.engine import Engine, Frames
+from app.engine import Engine, Frames, loading
+from app.engine.calling import SCHEDULERS, to_frames
 from app.errors import Cancelled, UsageError
 from app.models import all_families
 from app.models.base import Family
@@ -94,7 +93,7 @@ def test_settings_reach_the_pipeline(engine: Engine, clean: Frames) -> None:
 def test_previews_are_pictures_and_change_nothing(
     engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.watcher._PREVIEW_SECONDS", 0.0)
+    monkeypatch.setattr("app.engine.watcher._PREVIEW_SECONDS", 0.0)
     seen: list[Progress] = []
     clip = engine.generate(REQUEST, seen.append, previews=True)
     assert np.array_equal(clean, clip.frames)

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app import outputs
 from app.errors import CannotRunError, UsageError
+from app.video import outputs
 
 DEVICES = {"CON", "PRN", "AUX", "NUL", "COM1", "LPT9", "COM¹", "CONIN$"}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_taken_name_is_numbered_for_the_whole_set(tmp_path: Path) -> None:
 
 def test_processes_never_share_a_name(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from app import outputs\n"
+        "import sys; from pathlib import Path; from app.video import outputs\n"
         "for n in range(12):\n"
         "    with outputs.drafting(Path(sys.argv[1]), 'same') as draft:\n"
         "        for s in ('.png', '.mp4'): draft.file(s).write_text(f'{sys.argv[2]}/{n}')\n"

@@ -3,7 +3,7 @@
 Colour: frames are RGB with full range (0...255); H.264 for browsers is 4:2:0 with limited range (16...235) and the
 BT.709 matrix. swscale's defaults are BT.601 in older releases and rounded roughly in all, so matrix, range and exact
 rounding are asked for by name on both ways. swscale's error is then at most 0.51 of a step (see
-tests/app/test_ffmpeg.py).
+tests/app/video/test_ffmpeg.py).
 
 Threads: x264's picture depends on its thread count (measured, 24 frames of 1280x720 moving vertically: 1 and 2 threads
 agree; 4, 8 and 16 each decode to other pixels). The count is fixed so that the same frames give the same clip on every

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from app import loading
+from app.engine import loading
 from app.errors import CannotRunError
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from app import video
 from app.errors import KinetileError, UsageError
-from app.incoming import from_text, from_upload
 from app.presets import Preset, encode_code, save_preset
+from app.presets.incoming import from_text, from_upload
 from app.request import AccelPreferences, GenerationRequest, Lora
 
 ASKED = GenerationRequest(

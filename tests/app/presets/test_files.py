@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
-from app.preset_files import (
+from app.presets.files import (
     Preset,
     delete_own,
     load_preset,

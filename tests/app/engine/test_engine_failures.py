@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.calling import scheduler_for
 from app.engine import Engine, Frames
+from app.engine.calling import scheduler_for
 from app.errors import JobFailedError
 from app.progress import Progress
 from app.request import GenerationRequest
@@ -42,7 +42,7 @@ class SpoilStep:
 
 
 def force_accelerated(monkeypatch: pytest.MonkeyPatch, value: bool) -> None:
-    monkeypatch.setattr("app.acceleration.Engaged.accelerated", property(lambda self: value))
+    monkeypatch.setattr("app.engine.acceleration.Engaged.accelerated", property(lambda self: value))
 
 
 def test_nan_is_retried_once_on_the_reference_backends(

@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from app import ffmpeg, mp4, video
+from app import video
 from app.errors import JobFailedError, UsageError
 from app.request import GenerationRequest
+from app.video import ffmpeg, mp4
 from tests.app.ffmpeg_stand_ins import needs_shell, stand_in
 from tests.app.tiny_clips import METADATA, listing, noise
 

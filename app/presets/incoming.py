@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.errors import KinetileError, UsageError
-from app.preset_files import preset_from
 from app.presets import NamedRequest, read_source
+from app.presets.files import preset_from
+from app.presets.share_code import MAX_CODE, decode_code, looks_like_code
 from app.request import request_from
-from app.share_code import MAX_CODE, decode_code, looks_like_code
 from app.strict_json import Document, parse
 
 MAX_UPLOAD_BYTES = 512 * 1024 * 1024

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import ffmpeg, outputs, video
+from app import video
 from app.errors import CannotRunError, JobFailedError
+from app.video import ffmpeg, outputs
 from tests.app.ffmpeg_stand_ins import LISTS_ENCODER, needs_shell, stand_in
 from tests.app.tiny_clips import METADATA, listing, noise
 

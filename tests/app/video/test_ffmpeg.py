@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from app import ffmpeg
 from app.errors import CannotRunError, JobFailedError
+from app.video import ffmpeg
 from tests.app.ffmpeg_stand_ins import LISTS_ENCODER, needs_shell, stand_in
 
 PATCH = 16  # pixels; the middle half of a patch is out of reach of its neighbours' chroma

@@ -26,7 +26,7 @@ from app.request import Data, GenerationRequest, Text, canonical, request_from
 from app.strict_json import MAX_BYTES, Document, dumps, parse
 from app.validation import VERSION, check, version_of
 
-SHIPPED = Path(__file__).resolve().parent.parent / "presets"
+SHIPPED = Path(__file__).resolve().parents[2] / "presets"
 FIRST = "starter-rocket"
 """The shipped preset that comes first, and that runs when nothing is named."""
 MAX_LISTED = 2000

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app import mp4, video
+from app import video
+from app.video import mp4
 
 
 def box(kind: bytes, body: bytes = b"", size: int | None = None) -> bytes:
