@@ -5,6 +5,7 @@ The short trial uses an engine that makes noise, the long one (`--test --long`) 
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -34,7 +35,7 @@ def test_killed_at_random_moments(home: Home) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_two_hundred_starter_jobs_killed_twenty_times(home: Home) -> None:
-    trial(home, "starter", jobs=200, kills=20, longest=30.0)
+    trial(home, "starter", jobs=200, kills=20, longest=8.0)
 
 
 def trial(home: Home, engine: str, jobs: int, kills: int, longest: float) -> None:
@@ -52,7 +53,7 @@ def trial(home: Home, engine: str, jobs: int, kills: int, longest: float) -> Non
             early = chance.random() < 0.2  # while it starts, else while it makes clips
             moment = chance.uniform(0, 1 if early else longest)
             if not early:
-                until(lambda: makes_a_clip(home), 120)
+                until(functools.partial(makes_a_clip, home), 120)
             time.sleep(moment)
             processes |= processes_of(home)
             moments.append(round(moment, 2))
@@ -60,6 +61,7 @@ def trial(home: Home, engine: str, jobs: int, kills: int, longest: float) -> Non
     with start(home, engine) as owner:
         assert owner.wait(3600) == 0
     print(f"killed after {moments} s")
+    assert len(moments) == kills
     settled(home, [job.uid for job in asked])
     nothing_runs(processes)
 
