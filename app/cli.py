@@ -102,8 +102,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _folder(text: str) -> Path:
+    from app.paths import is_text
+
     if not text.strip():  # an unset variable of a shell
         raise UsageError("--out is empty; name a folder for the clips.")
+    if not is_text(text):
+        raise UsageError(f"--out {text}: the name holds a byte that is not UTF-8; name another folder.")
     return Path(text)
 
 

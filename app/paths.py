@@ -79,6 +79,8 @@ def home(path: str | Path | None = None) -> Home:
         raise UsageError("--home is empty; name a folder for Kinetile's data.")
     if "\0" in chosen:
         raise UsageError("The data folder's name holds a NUL character; name another folder with --home DIR.")
+    if not is_text(chosen):
+        raise UsageError("The data folder's name holds a byte that is not UTF-8; name another folder with --home DIR.")
     if not chosen.strip():
         from platformdirs import user_data_dir
 
@@ -103,7 +105,7 @@ def relative_name(name: str) -> str:
         raise ValueError(f"is {len(text):,} characters long, at most {MAX_NAME:,} are allowed")
     if any(ord(c) < 32 or ord(c) == 127 for c in text):
         raise ValueError("holds a control character")
-    if any("\ud800" <= c <= "\udfff" for c in text):  # what a file name's bytes become when they are not UTF-8
+    if not is_text(text):
         raise ValueError("holds a byte that is not UTF-8")
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if is_foreign(name) or is_foreign("/".join(parts)):
@@ -119,6 +121,11 @@ def relative_name(name: str) -> str:
         if is_device(part):
             raise ValueError(f"holds {part!r}, a device name on Windows")
     return "/".join(parts)
+
+
+def is_text(name: str) -> bool:
+    """Whether JSON and databases can hold the name: bytes of a file's name that are not UTF-8 are half surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def is_device(part: str) -> bool:

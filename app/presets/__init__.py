@@ -93,10 +93,10 @@ def _from_file(path: Path) -> Iterator[NamedRequest]:
     elif kind == "batch":
         yield from _from_batch(path)
     elif kind == "code":
-        yield _from_code(read_bytes(path, MAX_CODE).decode("utf-8", "replace"), str(path))
+        yield _from_code(read_bytes(path, MAX_CODE).decode("utf-8", "replace"), _text(path))
     else:
         preset, request, warnings = read_preset(path)
-        yield NamedRequest(path.stem, request, str(path), preset.title, path.parent, warnings)
+        yield NamedRequest(_text(path.stem), request, _text(path), preset.title, path.parent, warnings)
 
 
 def _kind(path: Path) -> str:
@@ -130,7 +130,7 @@ def _from_clip(path: Path) -> NamedRequest:
     metadata = read_metadata(path)
     record = {key: metadata[key] for key in ("kinetile", "request") if key in metadata}
     _, request, warnings = preset_from(Document(str(path), record))
-    return NamedRequest(path.stem, request, str(path), "", path.parent, warnings, metadata)
+    return NamedRequest(_text(path.stem), request, _text(path), "", path.parent, warnings, metadata)
 
 
 def _from_code(text: str, origin: str) -> NamedRequest:
@@ -146,14 +146,14 @@ def _from_batch(path: Path) -> Iterator[NamedRequest]:
     found = 0
     for number, line in _lines(path):
         found += 1
-        source = f"{path}:{number}"
+        source = f"{_text(path)}:{number}"
         if found > MAX_BATCH_LINES:
             raise UsageError(f"{source}: a batch may ask for at most {MAX_BATCH_LINES:,} requests; split the file.")
         request, warnings = request_from(parse(line, source, limit=MAX_BYTES, one_line=True))
         for name in ("image", "last_image"):
             if getattr(request, name) is not None:
                 picture(path.parent, getattr(request, name), f"{source}, {name}")
-        yield NamedRequest(f"{path.stem}-{number}", request, source, "", path.parent, warnings)
+        yield NamedRequest(f"{_text(path.stem)}-{number}", request, source, "", path.parent, warnings)
     if not found:
         raise UsageError(f"{path} holds no request; write one JSON object per line.")
 
@@ -173,6 +173,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}).") from error
+
+
+def _text(path: Path | str) -> str:
+    """A path as text that JSON and a database take, also where a file's name is not UTF-8."""
+    return str(path).encode("utf-8", "replace").decode()
 
 
 def _nothing(text: str, names: list[str]) -> str:

@@ -96,6 +96,7 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--headless", "--head"], "--head"),
         (["--headless", "--home", ""], "--home"),
         (["--headless", "--out", " "], "--out is empty"),
+        (["--headless", "--out", "a\udcff"], "--out a?: the name holds a byte that is not UTF-8"),
     ],
 )
 def test_bad_usage_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def test_home_without_write_permission_is_refused(tmp_path: Path, monkeypatch: p
         _ = Home(tmp_path).outputs
 
 
-@pytest.mark.parametrize("path", ["", "  ", "a\0b"])
+@pytest.mark.parametrize("path", ["", "  ", "a\0b", "a\udcff"])
 def test_impossible_home_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="--home"):
         home(path)

@@ -29,6 +29,18 @@ def test_a_preset_file(tmp_path: Path) -> None:
     assert read_source(str(tmp_path / "ball.preset"))[0].request == ASKED
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".txt"])
+def test_a_file_name_that_is_not_utf8_becomes_text(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a\udcff{suffix}"
+    content = {".json": '{"request": {}}', ".jsonl": "{}", ".txt": encode_code(ASKED)}[suffix]
+    try:
+        path.write_text(content, encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        pytest.skip(f"this system has no such names: {error}")
+    (found,) = read_source(str(path))
+    assert (found.name + found.origin).encode("utf-8")
+
+
 def test_a_batch_keeps_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "one"}\r\n\n   \n{"prompt": "\xe4\xba\x8c", "seed": 3}')
