@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.batch import Outcome
-from app.errors import KinetileError
+from app.errors import KinetileError, UsageError
 from app.interrupt import Interrupts
 from app.jobs import Job
 from app.progress import Progress
@@ -128,10 +128,13 @@ class Follower:
 
     def _hold_back(self) -> None:
         """Keep what was not begun in the queue, for `--resume`."""
-        for identity, outcome in self._outcomes.items():
-            if outcome.state == "waiting":
-                with contextlib.suppress(KinetileError):  # it was begun just now: it is cancelled then
-                    self._service.hold([identity])
+        for _ in range(5):
+            waiting = [identity for identity, outcome in self._outcomes.items() if outcome.state == "waiting"]
+            try:
+                self._service.hold(waiting)
+                return
+            except UsageError:  # one was begun just now
+                self._look_again()
 
 
 def _as_progress(found: JobProgress) -> Progress:

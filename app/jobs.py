@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.errors import UsageError
+from app.errors import CannotRunError, UsageError
 from app.estimate import Measured
 from app.job_types import ENDED, History, Job, JobError, JobResult, JobSpec, JobState, Removal
 from app.migrate import open_database
@@ -35,16 +35,18 @@ class JobQueue:
     """The jobs in the database at `path`. Raises CannotRunError when it can't be opened.
 
     Methods that take ids raise UsageError for one that does not exist or is not in a fitting state; nothing is changed
-    then.
+    then. After `close` every method raises CannotRunError.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         self._base = open_database(path)
+        self._closed = False
 
     def close(self) -> None:
         """Close the database; everything is on disk already."""
         with self._lock:
+            self._closed = True
             self._base.close()
 
     # -- what a person does --
@@ -72,8 +74,8 @@ class JobQueue:
     def move(self, identity: int, to: int) -> None:
         """Give a queued job the place `to` (0: next) among the queued ones."""
         with self._writing() as base:
-            order = [job.id for job in self.waiting() if job.id != identity]
             self._require(identity, ("queued",), "moved")
+            order = [one for one, _ in self._queued() if one != identity]
             order.insert(max(0, to), identity)
             base.executemany("UPDATE jobs SET place = ? WHERE id = ?", [(i, one) for i, one in enumerate(order)])
 
@@ -134,7 +136,7 @@ class JobQueue:
         where = f"ended IS NOT NULL AND deleted IS NULL AND state IN ({marks})" + " AND instr(words, ?)" * len(words)
         values = (*states, *words)
         with self._lock:
-            total = self._base.execute(f"SELECT COUNT(*) FROM jobs WHERE {where}", values).fetchone()[0]
+            total = self._rows(f"SELECT COUNT(*) FROM jobs WHERE {where}", values)[0][0]
             found = self._select(f"{where} ORDER BY ended DESC, id DESC LIMIT ? OFFSET ?", (*values, limit, offset))
         return History(found, total)
 
@@ -153,10 +155,11 @@ class JobQueue:
     def take(self, batches: Collection[str] | None = None) -> Job | None:
         """The next job that is not held (of these batches, None: of all), now running; None when there is none."""
         with self._writing() as base:
-            for job in self.waiting():
-                if not job.held and (batches is None or job.spec.batch in batches):
-                    base.execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (time.time(), job.id))
-                    return self._one(job.id)
+            for identity, batch in self._queued("AND NOT held"):
+                # one that can't be read is passed over
+                if (batches is None or batch in batches) and self._select("id = ?", (identity,)):
+                    base.execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (time.time(), identity))
+                    return self._one(identity)
         return None
 
     def finish(self, identity: int, result: JobResult) -> Job:
@@ -208,17 +211,13 @@ class JobQueue:
     def measured(self, model: str, limit: int = 300) -> tuple[Measured, ...]:
         """What clips of this model took, newest first."""
         names = "model, engaged, width, height, frames, steps, forwards, timings, memory"
-        with self._lock:
-            rows = self._base.execute(
-                f"SELECT {names} FROM measured WHERE model = ? ORDER BY id DESC LIMIT ?", (model, limit)
-            ).fetchall()
+        rows = self._rows(f"SELECT {names} FROM measured WHERE model = ? ORDER BY id DESC LIMIT ?", (model, limit))
         return tuple(_measured(*row) for row in rows)
 
     def fact(self, name: str) -> Any:
         """A stored fact, None without one."""
-        with self._lock:
-            row = self._base.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else from_json(Any, row[0])
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
+        return from_json(Any, rows[0][0]) if rows else None
 
     def set_fact(self, name: str, value: Any) -> None:
         """Store a fact as JSON."""
@@ -231,6 +230,7 @@ class JobQueue:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, which a nested one joins."""
         with self._lock:
+            self._refuse_closed()
             if self._base.in_transaction:
                 yield self._base
                 return
@@ -241,6 +241,20 @@ class JobQueue:
                 self._base.rollback()
                 raise
             self._base.commit()
+
+    def _queued(self, also: str = "") -> list[tuple[int, str]]:
+        """(id, batch) of the queued jobs in order; cheap for thousands."""
+        where = f"state = 'queued' AND deleted IS NULL {also} ORDER BY place, id"
+        return [(identity, batch) for identity, batch in self._rows(f"SELECT id, batch FROM jobs WHERE {where}")]
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock:
+            self._refuse_closed()
+            return self._base.execute(sql, tuple(values)).fetchall()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise CannotRunError("The queue is closed: Kinetile is stopping.")
 
     def _insert(self, base: sqlite3.Connection, spec: JobSpec, place: float, held: bool) -> int:
         words = f"{spec.request.prompt}\n{spec.name}".casefold()
@@ -277,8 +291,7 @@ class JobQueue:
 
     def _select(self, where: str, values: Sequence[Any] = ()) -> tuple[Job, ...]:
         names = "id, uid, spec, state, submitted, held, deleted, started, ended, result, error"
-        with self._lock:
-            rows = self._base.execute(f"SELECT {names} FROM jobs WHERE {where}", tuple(values)).fetchall()
+        rows = self._rows(f"SELECT {names} FROM jobs WHERE {where}", values)
         return tuple(job for row in rows if (job := _job(*row)) is not None)
 
 

@@ -47,18 +47,19 @@ class LocalSubscription(Subscription):
 
 
 class News:
-    """All listeners. `version` counts what was told."""
+    """All listeners. `version` counts what was told, `changes` what of it was more than progress."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: list[LocalSubscription] = []
         self._over = False
-        self.version = 0
+        self.version = self.changes = 0
 
     def tell(self, event: Event) -> None:
         """Give an event to every listener."""
         with self._lock:
             self.version += 1
+            self.changes += event.kind != "progress"
             for listener in self._listeners:
                 listener.put(event)
 

@@ -106,11 +106,11 @@ class LocalService(Service):
         return self._queue.get(ids)
 
     def snapshot(self) -> Snapshot:
-        version = self._news.version
+        version, changes = self._news.version, self._news.changes
         known, waiting = self._waiting
-        if known != version:
+        if known != changes:
             waiting = self._queue.waiting()
-            self._waiting = (version, waiting)
+            self._waiting = (changes, waiting)
         running = self._dispatcher.running
         status = self._keeper.status(running is not None)
         return Snapshot(version, running, self._dispatcher.progress, waiting, status)

@@ -39,6 +39,7 @@ _FORCES: dict[str, tuple[str, str]] = {
 }
 # Settings whose engaged choice can change a clip's pixels.
 _SHAPING = ("device", "dtype", "attention", "linear", "vae", "memory_format", "compile")
+TRAITS_KEPT = 200
 _NOTHING = ("stock", "", "none", "off", "no")
 
 
@@ -118,7 +119,15 @@ def traits(folder: Path, width: int, height: int, frames: int, cache: Path | Non
             partial = kept.with_name(f"{kept.name}.{os.getpid()}.partial")
             partial.write_text(json.dumps(found.to_dict()), encoding="utf-8")
             os.replace(partial, kept)
+            _prune(kept.parent)
     return found
+
+
+def _prune(cache: Path) -> None:
+    """Forget the oldest descriptions: a person who tries many sizes leaves one for each."""
+    kept = sorted(cache.glob("traits-*.json"), key=lambda path: path.stat().st_mtime)
+    for old in kept[:-TRAITS_KEPT]:
+        old.unlink(missing_ok=True)
 
 
 def as_shipped(family: Family, home: Home) -> ModelTraits:
