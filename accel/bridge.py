@@ -47,6 +47,15 @@ def why_not() -> str:
     return ""
 
 
+def why_not_model(model: nn.Module) -> str:
+    """Why this model's attention must be left alone, as one sentence; empty when it need not be."""
+    for _, module in attention_modules(model):
+        parallel = getattr(module.processor, "_parallel_config", None)
+        if getattr(parallel, "context_parallel_config", None) is not None:
+            return "it runs with context parallelism, for which diffusers computes attention in its own way"
+    return ""
+
+
 def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
     """(name, module) of every attention module of `model` that has a processor."""
     from diffusers.models.attention import AttentionModuleMixin
@@ -143,7 +152,10 @@ def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
     ) -> torch.Tensor:
         if _parallel_config is not None or dropout_p:
             what = "dropout" if dropout_p else "context parallelism"
-            raise RuntimeError(f"{name} does not do {what}: choose attention=stock, or remove() the installation")
+            raise RuntimeError(
+                f"{slot.backend.name} does not do {what}: call remove() on the installation, enable it, then install "
+                "again"
+            )
         return attention(query, key, value, attn_mask, scale, is_causal, number)
 
     _AttentionBackendRegistry.register(member, supports_context_parallel=False)(backend)

@@ -13,6 +13,7 @@ from torch import nn
 
 from accel.backends.runtime import Counting, Undo
 from accel.ops import CONVS, Lease, conv3d
+from accel.swapping import Swaps, in_front
 
 LAST = torch.channels_last_3d
 
@@ -34,19 +35,12 @@ class DirectMixin(nn.Conv3d):
         front, back = self.accel_taps
         if padding[0] and (front or back):  # taps were left out: the frames they saw must be real to be cut away
             frames, padding = F.pad(frames, (0, 0, 0, 0, padding[0], padding[0])), (0, *padding[1:])
-        frames = frames[:, :, front : frames.shape[2] - back]
+        return self.accel_call(frames[:, :, front : frames.shape[2] - back], padding)
+
+    def accel_call(self, frames: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
         weight = self.weight if self.accel_weight is None else self.accel_weight
-        return conv3d(
-            frames,
-            weight,
-            self.bias,
-            padding,
-            self.stride,
-            self.dilation,
-            self.groups,
-            self.accel_last,
-            self.accel_slot,
-        )
+        shape = (padding, self.stride, self.dilation, self.groups)
+        return conv3d(frames, weight, self.bias, *shape, self.accel_last, self.accel_slot)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -73,18 +67,7 @@ class DirectCausalMixin(DirectMixin):
         front, back = self.accel_taps
         frames = _join(parts, front + max(0, -missing))
         frames = frames[:, :, : frames.shape[2] - back] if back else frames
-        weight = self.weight if self.accel_weight is None else self.accel_weight
-        return conv3d(
-            frames,
-            weight,
-            self.bias,
-            (0, height, width),
-            self.stride,
-            self.dilation,
-            self.groups,
-            self.accel_last,
-            self.accel_slot,
-        )
+        return self.accel_call(frames, (0, height, width))
 
 
 def _join(parts: list[torch.Tensor], skip: int) -> torch.Tensor:
@@ -102,41 +85,30 @@ def swap_convolutions(vae: nn.Module, count: Counting, dtypes: tuple[str, ...], 
     """Swap every Conv3d of `vae` whose weight has one of `dtypes` and that has one group; return the way back."""
     slot = CONVS.add(count)
     lease: Lease | None = Lease(CONVS, slot)
-    undo = []
-    for module in vae.modules():
+    swaps, lay_back = Swaps(), []
+    for module in list(vae.modules()):
         if not isinstance(module, nn.Conv3d) or isinstance(module, DirectMixin):
             continue
         if str(module.weight.dtype).removeprefix("torch.") not in dtypes or module.groups != 1:
             continue
-        undo.append((module, type(module), module.weight.is_contiguous()))
-        swapped: Any = module
-        swapped.__class__ = _direct_class(type(module))
+        if module.weight.is_contiguous():
+            lay_back.append(module)
+        swapped = swaps.swap(module, in_front(_mixin(type(module)), type(module)))
         swapped.accel_slot, swapped.accel_last, swapped.accel_lease = slot, channels_last, lease
         _prepare(swapped)
 
     def restore() -> None:
         nonlocal lease
-        for module, kind, contiguous in undo:
-            module.__class__ = kind
-            if contiguous:
-                module.weight.data = module.weight.data.contiguous()
-            for name in ("accel_slot", "accel_last", "accel_lease", "accel_taps", "accel_weight"):
-                delattr(module, name)
+        swaps.undo()
+        for module in lay_back:
+            module.weight.data = module.weight.data.contiguous()
         lease = None
 
     return restore
 
 
-_CLASSES: dict[type, type] = {}
-
-
-def _direct_class(kind: type) -> type:
-    """A subclass of `kind` that calls oneDNN; one per class, so that swapped modules of one kind share a class."""
-    if kind not in _CLASSES:
-        causal = "forward" in vars(kind) and kind.__name__ == "WanCausalConv3d"
-        mixin = DirectCausalMixin if causal else DirectMixin
-        _CLASSES[kind] = type(f"Direct{kind.__name__}", (mixin, kind) if kind is not nn.Conv3d else (mixin,), {})
-    return _CLASSES[kind]
+def _mixin(kind: type) -> type:
+    return DirectCausalMixin if "forward" in vars(kind) and kind.__name__ == "WanCausalConv3d" else DirectMixin
 
 
 def _prepare(module: DirectMixin) -> None:

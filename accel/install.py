@@ -164,7 +164,7 @@ class Installation:
         self._undo.append(undo)
 
     def _attention(self, name: str, component: nn.Module, engaged: str) -> None:
-        reason = bridge.why_not()
+        reason = bridge.why_not() or bridge.why_not_model(component)
         if reason:
             self.notes.append(f"{name}'s attention is left alone: {reason}")
             return

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel.backends.runtime import Undo
+from accel.swapping import Swaps, in_front
 
 EPSILON = 1e-12  # of F.normalize, which the stock module calls
 NORM, ACTIVATION = "WanRMS_norm", "nonlinearity"
@@ -45,27 +46,11 @@ class OverwritingSiLU(nn.SiLU):
 
 def swap_norms(vae: nn.Module) -> Undo:
     """Swap every WanRMS_norm of `vae`, and the activations that follow one; return the way back."""
-    undo: list[tuple[nn.Module, type]] = []
+    swaps = Swaps()
     for module in list(vae.modules()):
         if type(module).__name__ == NORM:
-            undo.append((module, type(module)))
-            module.__class__ = _class_for(type(module))
+            swaps.swap(module, in_front(DirectNorm, type(module)))
         activation = getattr(module, ACTIVATION, None)
         if type(module).__name__.startswith("Wan") and type(activation) is nn.SiLU:
-            undo.append((activation, nn.SiLU))
-            activation.__class__ = OverwritingSiLU
-
-    def restore() -> None:
-        for module, kind in undo:
-            module.__class__ = kind
-
-    return restore
-
-
-_CLASSES: dict[type, type] = {}
-
-
-def _class_for(kind: type) -> type:
-    if kind not in _CLASSES:
-        _CLASSES[kind] = type(f"Direct{kind.__name__}", (DirectNorm, kind), {})
-    return _CLASSES[kind]
+            swaps.swap(activation, OverwritingSiLU)
+    return swaps.undo

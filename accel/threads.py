@@ -14,11 +14,14 @@ from accel.probing.overrides import APPLIED
 from accel.types import Machine
 
 WAITING = "passive"
-"""How idle workers wait: "passive" (sleep) or "active" (spin). Measured beside one busy process: see above."""
+"""How idle workers wait: "passive" (sleep at once), "brief" (spin a moment, then sleep) or "active" (spin, torch's own
+way)."""
 
 WAITING_ENVIRONMENT = {
     # GOMP is Linux's OpenMP, KMP the one of macOS, Windows and MKL
     "passive": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"},
+    # some ten microseconds, the pause between two operators, are spun away
+    "brief": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"},
     "active": {},
 }
 WAITING_REASON = (

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel.backends.runtime import Undo
+from accel.swapping import Swaps
 
 MODES = ("nearest", "nearest-exact")  # the same picture when the factor is two
 
@@ -70,17 +71,10 @@ def _format(x: torch.Tensor) -> torch.memory_format:
 
 def swap_upsampling(vae: nn.Module) -> Undo:
     """Swap every (upsample by two, 3x3 convolution) pair of `vae`; return the way back."""
-    pairs: list[Any] = [module for module in vae.modules() if type(module) is nn.Sequential and _foldable(module)]
-    for pair in pairs:
-        pair.__class__ = FoldedUpsample
-        pair.accel_folded = (None, None)
-
-    def restore() -> None:
-        for pair in pairs:
-            pair.__class__ = nn.Sequential
-            del pair.accel_folded
-
-    return restore
+    swaps = Swaps()
+    for pair in [module for module in vae.modules() if type(module) is nn.Sequential and _foldable(module)]:
+        swaps.swap(pair, FoldedUpsample).accel_folded = (None, None)
+    return swaps.undo
 
 
 def _foldable(pair: nn.Sequential) -> bool:

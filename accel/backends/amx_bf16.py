@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import AMX_LOCK, PackedMatrix, pad_to
+from accel.backends.runtime import AMX_LOCK, PackedMatrix, widened
 from accel.backends.sgl import operator, why_not_sgl
 from accel.types import Kind, Machine, StageTraits
 
@@ -25,31 +25,23 @@ DIGIT = 128  # bf16 holds whole numbers up to 256; seven bits a pass keep clear 
 
 class SglMatrix:
     def __init__(self, weight: torch.Tensor) -> None:
-        import torch.nn.functional as F
-
-        self.out_features, self.in_features = weight.shape
-        self.padding = pad_to(self.in_features, INNER) - self.in_features
-        padded = F.pad(weight, (0, self.padding)) if self.padding else weight.contiguous()
+        self.in_features = weight.shape[1]
+        padded = widened(weight, INNER)
+        self.shape = padded.shape
         self.packed = operator("convert_weight_packed")(padded)
         self.nbytes = self.packed.numel() * self.packed.element_size()
 
     def run(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        import torch.nn.functional as F
-
-        if self.padding:
-            rows = F.pad(rows, (0, self.padding))
+        wide = None if bias is None else bias.detach().float()
         with AMX_LOCK:
-            return operator("weight_packed_linear")(
-                rows, self.packed, None if bias is None else bias.detach().float(), True
-            )
+            return operator("weight_packed_linear")(widened(rows, INNER), self.packed, wide, True)
 
     def unpack(self) -> torch.Tensor | None:
         """Costs five packings of this shape; raises RuntimeError if the packer is no plain rearrangement."""
         import torch
 
         pack = operator("convert_weight_packed")
-        shape = (self.out_features, self.in_features + self.padding)
-        place = torch.arange(shape[0] * shape[1]).view(shape)
+        place = torch.arange(self.shape.numel()).view(self.shape)
         order, unit = torch.zeros(place.numel(), dtype=torch.int64), 1
         while unit < place.numel():
             digit = (place // unit % DIGIT).to(self.packed.dtype)
@@ -57,7 +49,7 @@ class SglMatrix:
             unit *= DIGIT
         weight = torch.empty_like(self.packed).flatten()
         weight[order] = self.packed.flatten()
-        weight = weight.view(shape)
+        weight = weight.view(self.shape)
         if not torch.equal(pack(weight).view(torch.int16), self.packed.view(torch.int16)):
             raise RuntimeError("sgl_kernel's packing did not give the weight back; load the model again")
         return weight[:, : self.in_features].contiguous()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import AMX_LOCK, PackedMatrix, pad_to
+from accel.backends.runtime import AMX_LOCK, PackedMatrix, widened
 from accel.backends.sgl import operator, why_not_sgl
 from accel.types import Kind, Machine, StageTraits
 
@@ -35,23 +35,14 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 class SglInt8Matrix:
     def __init__(self, weight: torch.Tensor) -> None:
-        import torch.nn.functional as F
-
         quantised, self.scales = quantise_rows(weight)
-        self.padding = pad_to(weight.shape[1], INNER) - weight.shape[1]
-        padded = F.pad(quantised, (0, self.padding)) if self.padding else quantised
-        self.packed = operator(OPERATORS[0])(padded)
+        self.packed = operator(OPERATORS[0])(widened(quantised, INNER))
         self.nbytes = self.packed.numel() + self.scales.numel() * 4
 
     def run(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        import torch.nn.functional as F
-
-        if self.padding:
-            rows = F.pad(rows, (0, self.padding))
+        wide = None if bias is None else bias.detach().float()
         with AMX_LOCK:
-            return operator(OPERATORS[1])(
-                rows, self.packed, self.scales, None if bias is None else bias.detach().float(), rows.dtype, True
-            )
+            return operator(OPERATORS[1])(widened(rows, INNER), self.packed, self.scales, wide, rows.dtype, True)
 
     def unpack(self) -> torch.Tensor | None:
         return None

@@ -9,6 +9,7 @@ Measured on 2 cores: Zen 4 (VNNI) 1008x384x1536 in 1.7 ms against 6.4 ms of fp32
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ class DynamicInt8Matrix:
 
         # one scale for all rows: a single NaN or infinity would spoil every one of them
         low, high = torch.aminmax(rows)
-        if not bool(torch.isfinite(low)) or not bool(torch.isfinite(high)):
+        if not math.isfinite(float(low) - float(high)):  # NaN and infinity both come through
             raise Refused("an input that is not finite")
         out = torch.ops.quantized.linear_dynamic(rows, self.packed, self.reduce_range)
         return out if bias is None else out.add_(bias)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import PackedMatrix, pad_to
+from accel.backends.runtime import PackedMatrix, widened
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:
@@ -23,21 +23,16 @@ INNER = 32
 class OneDnnMatrix:
     def __init__(self, weight: torch.Tensor) -> None:
         import torch
-        import torch.nn.functional as F
 
-        self.out_features, self.in_features = weight.shape
-        self.padding = pad_to(self.in_features, INNER) - self.in_features
-        padded = F.pad(weight, (0, self.padding)) if self.padding else weight.contiguous()
+        self.in_features = weight.shape[1]
+        padded = widened(weight, INNER)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(padded)
         self.nbytes = padded.numel() * padded.element_size()
 
     def run(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         import torch
-        import torch.nn.functional as F
 
-        if self.padding:
-            rows = F.pad(rows, (0, self.padding))
-        return torch.ops.mkldnn._linear_pointwise(rows, self.packed, bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(widened(rows, INNER), self.packed, bias, "none", [], "")
 
     def unpack(self) -> torch.Tensor | None:
         return self.packed.to_dense()[:, : self.in_features].contiguous()

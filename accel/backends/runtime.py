@@ -94,5 +94,9 @@ class Counting(Protocol):
     def fell_back(self, reason: str) -> None: ...
 
 
-def pad_to(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def widened(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
+    """`tensor`, contiguous, with zeros behind its last dim up to the next multiple: in a product they add nothing."""
+    import torch.nn.functional as F
+
+    missing = -tensor.shape[-1] % multiple
+    return F.pad(tensor, (0, missing)) if missing else tensor.contiguous()

@@ -16,6 +16,7 @@ from typing import Any
 
 from accel.probing import verdict
 from accel.probing.host import DONE, START, Host, Outcome
+from accel.threads import WAITING, WAITING_ENVIRONMENT
 
 Result = dict[str, Any]
 
@@ -38,7 +39,8 @@ SLOW = {"aiter.flash_attn_func": 300.0}
 """Seconds that a task may need on its first run, because its package compiles kernels then."""
 
 TASK_SECONDS = 8.0
-"""Limit of one ordinary task. The slowest seen, importing diffusers on two busy cores, took 4."""
+"""Limit of one ordinary task; more for who has more patience. The slowest seen, importing diffusers on two busy cores,
+took 4."""
 
 REMOVED = (
     "ONEDNN_VERBOSE",
@@ -58,8 +60,8 @@ WINDOWS_SIGNALS = {0xC000001D: "an illegal instruction", 0xC0000005: "an access 
 def environment(host: Host, threads: int) -> dict[str, str]:
     """The child's environment: ours without what prints, with the thread count that the real run will use."""
     kept = {name: value for name, value in host.environ.items() if name not in REMOVED}
-    quiet = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-    return {**kept, **quiet, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
+    workers = {"OMP_NUM_THREADS": str(threads), **WAITING_ENVIRONMENT[WAITING]}
+    return {**kept, **workers, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 
 
 def prove(
@@ -67,15 +69,15 @@ def prove(
 ) -> dict[str, Result]:
     """Results of `tasks` that `known` lacks, within about `patience` seconds; what did not fit in says so in its
     result."""
-    end = time.monotonic() + patience
+    end, limit = time.monotonic() + patience, max(TASK_SECONDS, patience / 4)
     results: dict[str, Result] = {}
     slow = [task for task in tasks if task in SLOW and task not in known]
-    _run(host, [task for task in tasks if task not in known and task not in SLOW], threads, end, TASK_SECONDS, results)
+    _run(host, [task for task in tasks if task not in known and task not in SLOW], threads, end, limit, results)
     # the child that lists the GPUs also tries them; what it did not survive to try is left for another one
     gpus = results.get("gpus") or known.get("gpus") or {}
     cards = [f"gpu:{item['index']}" for item in gpus.get("gpus", ())] + (["gpu:mps"] if gpus.get("mps") else [])
     left = [task for task in cards if task not in known and task not in results]
-    _run(host, left, threads, end, TASK_SECONDS, results)
+    _run(host, left, threads, end, limit, results)
     for task in slow:
         if end - time.monotonic() >= SLOW[task]:
             _run(host, [task], threads, end, SLOW[task], results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from accel import bridge
 from accel.backends import backend
 from accel.backends.runtime import AttentionCall, Refused
+from accel.install import install
 from accel.ops import ATTENTION, AttentionSlot
 from accel.report import Tally
 from accel.selfcheck import relative
@@ -239,4 +241,24 @@ def test_dropout_and_context_parallelism_are_refused_loudly() -> None:
         function(q, q, q, dropout_p=0.1)
     with pytest.raises(RuntimeError, match="does not do context parallelism"):
         function(q, q, q, _parallel_config=object())
+    patch.undo()
+
+
+def test_a_model_with_context_parallelism_keeps_its_own_attention() -> None:
+    pipeline = builders.wan()
+    assert bridge.why_not_model(pipeline.transformer) == ""
+    for _, module in bridge.attention_modules(pipeline.transformer):
+        module.processor._parallel_config = SimpleNamespace(context_parallel_config=object())
+    installation = install(pipeline, builders.plan(attention="sdpa"))
+    (note,) = installation.report()["notes"]
+    assert note.startswith("transformer's attention is left alone: it runs with context parallelism")
+    processors = [module.processor for _, module in bridge.attention_modules(pipeline.transformer)]
+    assert all(getattr(processor, bridge.FIELD) is None for processor in processors)
+    installation.remove()
+
+
+def test_diffusers_refuses_to_begin_context_parallelism_under_a_backend_of_ours() -> None:
+    model = builders.wan_transformer()
+    patch, _ = put(model, Recording())
+    assert not _AttentionBackendRegistry._is_context_parallel_available(patch.member)
     patch.undo()
