@@ -138,6 +138,7 @@ class Engine:
         normalised = family.normalise(request)
         request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
         run = _Run(request, family, StageClock(), on_progress, should_stop, previews)
+        run.clock.expect(expected)
         run.clock.enter("loading")
         run.tell()
         # The first time this imports torch, which takes seconds: part of loading.

@@ -56,7 +56,7 @@ class StandIn(Engine):
             begun = time.perf_counter()
             for step in range(steps + 1):
                 picture = np.full((2, 8, 8, 3), step, np.uint8) if previews and stage == "denoising" else None
-                on_progress(Progress(stage, step, steps, 0.0, picture))
+                on_progress(Progress(stage, step, steps, 0.0, picture, sum(expected.values()) if expected else None))
                 if stage == where and step == 1:
                     misbehave(what)
                 if should_stop() and what != "deaf":

@@ -167,6 +167,23 @@ def test_a_folder_that_can_not_be_written_fails_its_job_only(service: Service, h
     assert fine.state == "done"
 
 
+def test_the_time_left_is_reckoned_from_earlier_clips_of_this_machine(service: Service, home: Home) -> None:
+    told: list[list[float | None]] = []
+    for seed in (1, 2):
+        with service.subscribe() as news:
+            (job,) = service.submit([spec(home.outputs, seed=seed, steps=10)])
+            seen: list[float | None] = []
+            while not service.get([job.id])[0].is_over:
+                event = news.get(1)
+                if event is not None and event.progress is not None and event.progress.stage in ("text", "denoising"):
+                    seen.append(event.progress.eta_seconds)
+        told.append(seen)
+    first, second = told
+    assert set(first) == {None}, "nothing was measured yet"
+    assert second
+    assert all(seconds is not None and seconds > 0.1 for seconds in second)
+
+
 # -- the owner --------------------------------------------------------------------------------------------------------
 
 
