@@ -11,9 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from accel.errors import PlanError
+from accel.plan import make_plan
 from accel.probe import probe
 from accel.probing.host import Recorded
-from accel.types import LinearShape, Machine, ModelTraits, StageTraits
+from accel.types import LinearShape, Machine, ModelTraits, Plan, Preferences, StageTraits
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
@@ -68,3 +72,23 @@ def model(tokens: int = 7800, **transformer: Any) -> ModelTraits:
             StageTraits("vae", "AutoencoderKLWan", ("float32", "bfloat16", "float16"), conv3d=60, channels=96),
         ),
     )
+
+
+SHORTHAND = {"te": "text_encoder", "tr": "transformer", "vae": "vae"}
+
+
+def engaged(plan: Plan, where: str) -> str:
+    """What a plan engages for "tr.dtype" and the like, or "threads" of the process."""
+    if where == "threads":
+        return plan.threads.engaged
+    stage, setting = where.split(".")
+    found = plan.stage(SHORTHAND[stage])
+    assert found is not None
+    return str(getattr(found, setting).engaged)
+
+
+def refusals(found: Machine, traits: ModelTraits | None = None, **wishes: str) -> list[str]:
+    """The reasons for which a plan with these wishes is refused."""
+    with pytest.raises(PlanError) as caught:
+        make_plan(found, traits or model(), Preferences(**wishes))
+    return caught.value.reasons

@@ -5,33 +5,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel import advice, policy, precision, threads
+from accel import advice
 from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
 from accel.plan import make_plan
-from accel.probing.overrides import APPLIED
-from accel.types import (
-    STAGES,
-    Kind,
-    LinearShape,
-    Machine,
-    ModelTraits,
-    Plan,
-    Preferences,
-    StageName,
-    StageTraits,
-)
-from tests.accel.recorded import NAMES, machine, model
+from accel.types import STAGES, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageName, StageTraits
+from tests.accel.recorded import NAMES, engaged, machine, model, refusals
 
 LONG, SHORT = 7800, 704
 
@@ -112,16 +99,6 @@ EXPECTED: list[tuple[str, int, dict[str, str]]] = [
     ("mi300x", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16", "threads": "96"}),
     ("mi355x", LONG, {"tr.device": "cuda:0", "tr.dtype": "bfloat16"}),
 ]
-SHORTHAND = {"te": "text_encoder", "tr": "transformer", "vae": "vae"}
-
-
-def engaged(plan: Plan, where: str) -> str:
-    if where == "threads":
-        return plan.threads.engaged
-    stage, setting = where.split(".")
-    found = plan.stage(SHORTHAND[stage])
-    assert found is not None
-    return str(getattr(found, setting).engaged)
 
 
 @pytest.mark.parametrize(("name", "tokens", "wanted"), EXPECTED, ids=lambda value: str(value)[:20])
@@ -226,12 +203,6 @@ def test_a_wish_is_kept_or_refused_with_reasons(wishes: Preferences, name: str, 
 # -- forced choices --
 
 
-def refusals(found: Machine, traits: ModelTraits | None = None, **wishes: str) -> list[str]:
-    with pytest.raises(PlanError) as caught:
-        make_plan(found, traits or model(), Preferences(**wishes))
-    return caught.value.reasons
-
-
 def test_a_forced_backend_that_can_not_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     (reason,) = refusals(machine("zen5", tmp_path), attention="sgl_amx", dtype="bf16")
     assert reason == "attention=sgl_amx can't be used here: this CPU has no amx_tile"
@@ -270,27 +241,6 @@ def test_a_forced_backend_decides_the_dtype_of_its_stage_alone(tmp_path: Path) -
 def test_two_forced_choices_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
     found = refusals(machine("sapphire-rapids", tmp_path), linear="sgl_amx_int8", dtype="float32")
     assert any("was asked for too" in reason for reason in found)
-
-
-def test_bf16_on_an_avx2_machine_is_kept_with_a_warning_when_forced(tmp_path: Path) -> None:
-    plan = make_plan(machine("skylake-avx2", tmp_path), model(), Preferences(dtype="bf16"))
-    stage = plan.stage("vae")
-    assert stage is not None
-    assert stage.dtype.engaged == "bfloat16"
-    assert "300 times slower" in " ".join(stage.dtype.reasons)
-
-
-def test_bf16_that_killed_its_test_is_refused(tmp_path: Path) -> None:
-    found = refusals(machine("lying-amx", tmp_path), dtype="bfloat16")
-    assert all("killed by SIGILL" in reason and "dtype=float32" in reason for reason in found)
-
-
-def test_both_figures_are_shown_for_the_dtype(tmp_path: Path) -> None:
-    plan = make_plan(machine("skylake-avx2", tmp_path), model())
-    stage = plan.stage("text_encoder")
-    assert stage is not None
-    assert "8.1 times slower" in stage.dtype.reasons[0]
-    assert "linear 34 ms, fp32 4.2 ms" in stage.dtype.reasons[1]
 
 
 def test_a_model_that_bypasses_the_dispatcher(tmp_path: Path) -> None:
@@ -335,13 +285,6 @@ def test_a_difference_inside_the_tests_spread_changes_no_choice(packed: float, w
     result = {"ok": True, "reason": "ran", "figures": {"linear_plain_ms": 0.62, "linear_packed_ms": packed}}
     found = machine("zen5", tmp_path, runs={"packed_bf16": {"result": result}})
     assert engaged(make_plan(found, model()), "tr.linear") == wanted
-
-
-def test_a_lower_precision_says_that_pixels_differ(tmp_path: Path) -> None:
-    for name, said in (("zen5", True), ("h200", True), ("zen3", False)):
-        stage = make_plan(machine(name, tmp_path / name), model()).stage("transformer")
-        assert stage is not None
-        assert (precision.ROUNDING in stage.dtype.reasons) is said
 
 
 @pytest.mark.parametrize(
@@ -401,117 +344,6 @@ def test_a_backend_outside_the_table_needs_a_wish_or_a_readout(tmp_path: Path) -
     assert engaged(make_plan(found, model(), Preferences(attention="wonder"), **options), "tr.attention") == "wonder"
     readouts = {("transformer", "attention", "wonder"): 1.0, ("transformer", "attention", "sdpa"): 2.0}
     assert engaged(make_plan(found, model(), readouts=readouts, **options), "tr.attention") == "wonder"  # type: ignore[arg-type]
-
-
-# -- the table --
-
-
-def test_the_table_names_only_exact_backends_that_exist() -> None:
-    for rule in policy.RULES:
-        for name in rule.order:
-            assert backend(rule.kind, name).exact, (rule, name)
-
-
-def test_the_table_always_ends_in_a_reference() -> None:
-    kinds: tuple[Kind, ...] = ("attention", "linear", "vae")
-    for hardware, kind, shape in itertools.product(
-        ("cpu-amx", "cpu-bf16", "cpu-fp32", "sm_90", "gfx950", "mps"), kinds, ("long", "short")
-    ):
-        last = policy.rule_for(hardware, kind, shape).order[-1]
-        held = any(backend(kind, name).reference for name in policy.rule_for(hardware, kind, shape).order)
-        assert held or last == "sgl_amx_bf16", (hardware, kind, shape)
-
-
-def test_the_table_can_be_printed() -> None:
-    text = policy.printed()
-    assert all(rule.figures in text for rule in policy.RULES)
-
-
-# -- threads --
-
-
-@pytest.mark.parametrize(
-    ("changes", "wish", "count", "reason"),
-    [
-        ({}, "auto", "4", "4 physical cores"),
-        ({"numbers": {"affinity": 3}}, "auto", "3", "CPU affinity"),
-        ({"environ": {"OMP_NUM_THREADS": "2"}}, "auto", "2", "OMP_NUM_THREADS=2 is set"),
-        ({"environ": {"OMP_NUM_THREADS": "4,2"}}, "auto", "4", "4 physical cores"),
-        ({}, "2", "2", "asked for"),
-        ({}, "8", "8", "slower is likely"),
-    ],
-)
-def test_thread_count_and_its_source(
-    changes: dict[str, Any], wish: str, count: str, reason: str, tmp_path: Path
-) -> None:
-    plan = make_plan(machine("skylake-avx2", tmp_path, **changes), model(), Preferences(threads=wish))
-    assert plan.threads.engaged == count
-    assert reason in " ".join(plan.threads.reasons)
-    assert plan.environment["OMP_NUM_THREADS"] == count
-
-
-def crowd(**times: float) -> dict[str, Any]:
-    figures = {f"bfloat16_{count.removeprefix('n')}_ms": ms for count, ms in times.items()}
-    return {"threads": {"result": {"ok": True, "reason": "ran", "figures": figures}}}
-
-
-@pytest.mark.parametrize(
-    ("shape", "times", "wanted"),
-    [
-        ((320, 520), {"n4": 1.0, "n8": 0.9, "n112": 1.8}, "8"),
-        ((320, 520), {"n4": 1.0, "n8": 0.9, "n112": 1.0}, "112"),
-        ((1536, 7800), {"n4": 1.0, "n8": 0.9, "n112": 1.8}, "112"),
-        ((320, 520), {"n4": 1.0, "n8": 0.9}, "112"),
-        ((320, 520), {}, "112"),
-    ],
-    ids=["fewer are faster", "within the spread", "a large model", "not all were tried", "nothing was tried"],
-)
-def test_a_small_stage_takes_as_many_threads_as_measured_best(
-    shape: tuple[int, int], times: dict[str, float], wanted: str, tmp_path: Path
-) -> None:
-    width, tokens = shape
-    traits = model(tokens, linears=(LinearShape(width, width, 8),))
-    found = machine("sapphire-rapids", tmp_path, runs=crowd(**times))
-    plan = make_plan(found, traits)
-    assert [engaged(plan, f"{stage}.threads") for stage in ("tr", "vae")] == [wanted, "112"]
-    assert plan.threads.engaged == "112"
-    forced = make_plan(found, traits, Preferences(threads="6"))
-    assert [engaged(forced, f"{stage}.threads") for stage in ("te", "tr", "vae")] == ["6", "6", "6"]
-
-
-@pytest.mark.parametrize("wish", ["0", "9", "-1", "two", "1.5", "²"])
-def test_a_thread_count_that_is_none_is_refused(wish: str, tmp_path: Path) -> None:
-    (reason,) = refusals(machine("skylake-avx2", tmp_path), threads=wish)
-    assert reason == f"threads={wish} can't be used, allowed are auto and 1 to 8"
-
-
-def test_environment_for_a_cpu_that_lies_keeps_onednn_below_amx(tmp_path: Path) -> None:
-    assert threads.environment(machine("lying-amx", tmp_path))["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
-    assert "ONEDNN_MAX_CPU_ISA" not in threads.environment(machine("sapphire-rapids", tmp_path))
-
-
-def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
-    found = machine("skylake-avx2", tmp_path)
-    environ = {"OMP_NUM_THREADS": "1"}
-    assert threads.apply(found, environ) == []
-    assert environ["OMP_NUM_THREADS"] == "1"
-    assert environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert "OMP_NUM_THREADS" not in environ[APPLIED].split(",")
-    before = dict(environ)
-    threads.apply(found, environ)
-    assert environ == before
-
-
-def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
-    environ: dict[str, str] = {}
-    threads.apply(machine("skylake-avx2", tmp_path), environ)
-    plan = make_plan(machine("skylake-avx2", tmp_path, environ=environ), model())
-    assert plan.threads.reasons == ("4 physical cores",)
-
-
-def test_apply_after_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    assert threads.apply() == ["torch is loaded already, so the thread settings of this process stay as they are"]
 
 
 def test_preferences_are_text() -> None:
