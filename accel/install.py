@@ -33,6 +33,17 @@ MARK = "_accel_installation"
 NOT_ENGAGED = ("stock", "", "none", "off")
 
 
+class SettleThreads:
+    """A forward pre-hook; a class, so that a component that carries it can be copied and pickled."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and torch.get_num_threads() != self.count:
+            torch.set_num_threads(self.count)
+
+
 class Installation:
     """What was put into one pipeline. Made by `install`; `remove()` ends it, and a second `remove()` does nothing."""
 
@@ -137,17 +148,11 @@ class Installation:
 
     def _threads(self, component: nn.Module, count: int) -> None:
         """Settle the number of threads whenever the component begins to work. A VAE is called by its two halves."""
-
-        def settle(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling() and torch.get_num_threads() != count:
-                torch.set_num_threads(count)
-
-        halves = [
-            half for name in ("encoder", "decoder") if isinstance(half := getattr(component, name, None), nn.Module)
-        ]
-        is_vae = hasattr(component, "decode")
-        for module in halves if is_vae and halves else [component]:
-            self._undo.append(module.register_forward_pre_hook(settle).remove)
+        halves = (
+            [getattr(component, name, None) for name in ("encoder", "decoder")] if hasattr(component, "decode") else []
+        )
+        for module in [half for half in halves if isinstance(half, nn.Module)] or [component]:
+            self._undo.append(module.register_forward_pre_hook(SettleThreads(count)).remove)
 
     def _cast(self, name: str, component: nn.Module, dtype: str) -> None:
         if not _engaged(dtype):
@@ -212,19 +217,12 @@ class Installation:
         self._undo.append(undo)
 
 
-def install(pipeline: Any, plan: Plan | None = None) -> Installation:
-    """Put `plan` into `pipeline`'s text encoders, transformers and VAE; without a plan, the one that this machine's
-    probe and the pipeline's traits give.
+def install(pipeline: Any, plan: Plan) -> Installation:
+    """Put `plan` into `pipeline`'s text encoders, transformers and VAE.
 
     Installing the same plan again gives the Installation there is; another plan takes that one out first. Raises
     AccelError when a step fails, with the pipeline as it was.
     """
-    if plan is None:
-        import accel
-
-        api: Any = accel
-        plan = api.make_plan(api.probe(), api.traits_of(pipeline), api.Preferences())
-    assert plan is not None
     names = [name for stage in plan.stages for name in COMPONENTS[stage.stage]]
     parts = [part for name in names if isinstance(part := getattr(pipeline, name, None), nn.Module)]
     there = {id(found): found for part in parts if (found := getattr(part, MARK, None)) is not None}

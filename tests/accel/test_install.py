@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -190,6 +191,7 @@ def test_each_stage_works_with_its_number_of_threads_and_the_old_one_comes_back(
         module.register_forward_pre_hook(lambda *_, name=name: seen.update({name: torch.get_num_threads()}))
     builders.run_wan(pipeline)
     assert seen == {"text": 1, "denoise": 2, "decode": 3}
+    assert pickle.loads(pickle.dumps(pipeline.vae.encoder)) is not None
     installation.remove()
     assert torch.get_num_threads() == before
     builders.run_wan(pipeline)
