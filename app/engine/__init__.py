@@ -304,6 +304,8 @@ class _Run:
         size = f"{self.request.width}x{self.request.height}, {self.request.frames} frames"
         if out_of_memory := _is_out_of_memory(error):
             advice = "try a smaller size or fewer frames, or close other programs."
+            if self.clock.stage == "loading":
+                advice = "close other programs, or try a smaller model or --accel dtype=bfloat16."
             text = f"Out of memory while {self.place()} ({size}): {advice}"
         else:
             text = f"The clip failed while {self.place()} ({size}): {reason}"

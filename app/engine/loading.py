@@ -7,6 +7,7 @@ between components. Only safetensors weights are read, and nothing is fetched: a
 refused.
 """
 
+import errno
 import importlib
 import inspect
 import json
@@ -90,8 +91,8 @@ def load_pipeline(
             on_component(done, len(components))
         pipeline = _assemble(folder, loaded)
     except _BROKEN as error:
-        if "alloc" in str(error):  # too little memory is no fault of the model's files
-            raise
+        if (reason := _memory_ran_out(error)) is not None:  # no fault of the model's files
+            raise MemoryError(reason) from error
         raise _broken(folder, error) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -146,6 +147,21 @@ def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:
     pipeline = kind(**{**absent, **settings, **components})
     pipeline.register_to_config(_name_or_path=str(folder))
     return pipeline
+
+
+def _memory_ran_out(error: BaseException) -> str | None:
+    """What was said about memory on the way to `error`, None if that was not it: the libraries put their own sentence
+    about a damaged file over the system's about memory.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        text = str(seen).lower()
+        if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:
+            return str(seen) or "out of memory"
+        if "can't allocate" in text or "cannot allocate" in text or "out of memory" in text:
+            return str(seen)
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 def _broken(folder: Path, error: Exception) -> CannotRunError:

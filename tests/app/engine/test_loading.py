@@ -79,3 +79,17 @@ def test_pickled_weights_are_not_read(tiny_folder: Path, tmp_path: Path) -> None
     weights.unlink()
     with pytest.raises(CannotRunError, match="can't be loaded"):
         loading.load_pipeline(folder, {})
+
+
+def test_memory_that_ran_out_is_not_called_a_broken_model(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffusers import WanTransformer3DModel
+
+    def fail(*_: Any, **__: Any) -> None:
+        try:
+            raise OSError("Cannot allocate memory (os error 12)")  # as safetensors says it
+        except OSError:
+            raise OSError("Unable to load weights from checkpoint file") from None  # as diffusers puts over it
+
+    monkeypatch.setattr(WanTransformer3DModel, "from_pretrained", fail)
+    with pytest.raises(MemoryError, match="os error 12"):
+        loading.load_pipeline(tiny_folder, {})
