@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from accel import bridge
 from accel.backends import backend
+from accel.backends.runtime import AttentionBackend, LinearBackend, VaeBackend
 from accel.casting import Cast, cast_component
 from accel.errors import AccelError
 from accel.linears import PackedLinears, pack_linears
@@ -174,7 +175,7 @@ class Installation:
             self.notes.append(f"{name}'s attention is left alone: {reason}")
             return
         tally = Tally(name, "attention", engaged)
-        chosen: Any = backend("attention", engaged) if _engaged(engaged) else None
+        chosen = cast(AttentionBackend, backend("attention", engaged)) if _engaged(engaged) else None
         patch = bridge.AttentionPatch(component, name, AttentionSlot(chosen, tally) if chosen else None)
         self.patches[name] = patch
         self._undo.append(patch.undo)
@@ -185,7 +186,7 @@ class Installation:
         if not _engaged(engaged):
             return
         tally = Tally(name, "linear", engaged)
-        chosen: Any = backend("linear", engaged)
+        chosen = cast(LinearBackend, backend("linear", engaged))
         linears = pack_linears(component, chosen, tally, weights_file(component))
         self.linears[name] = linears
         self.tallies.append(tally)
@@ -195,7 +196,7 @@ class Installation:
         if not _engaged(engaged):
             return
         tally = Tally(name, "vae", engaged)
-        chosen: Any = backend("vae", engaged)
+        chosen = cast(VaeBackend, backend("vae", engaged))
         self._undo.append(chosen.apply(component, tally))
         self.tallies.append(tally)
 

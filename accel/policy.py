@@ -1,7 +1,7 @@
 """Which backend is preferred where: one table, in order, each row with the figures behind it. `python -m accel.policy`
 prints it.
 
-The figures are in KERNELS.md's words: milliseconds, medians, one process, on 16 vCPU of Emerald Rapids with torch 2.11
+The figures are milliseconds, medians of one process, on 16 vCPU of Emerald Rapids with torch 2.11
 unless a row says otherwise. They stand until readouts of the machine at hand exist, which then decide
 (`make_plan(readouts=...)`). Approximate backends (int8, FP8) are in no row: they are for a person to ask for.
 """

@@ -23,7 +23,7 @@ from tests.emulators import sgl_kernel_cpu as emulator
 
 
 def cycle(settings: dict[str, str]) -> None:
-    """Must show 3: on, off, on leaves the fixed-seed clip bit-equal to the first run and the weights as they were."""
+    """On, off, on leaves the fixed-seed clip bit-equal to the first run and the weights as they were."""
     pipeline, free = builders.wan(), slots()
     before, stock = bits(pipeline), builders.run_wan(pipeline)
     classes = [type(m) for name in COMPONENTS for m in getattr(pipeline, name).modules()]
