@@ -329,7 +329,7 @@ def _own_test(machine: Machine, item: Backend) -> tuple[float, float] | None:
 def _no_gain(machine: Machine, item: Backend) -> list[str]:
     """Against a packed linear: clearly slower than the plain one in the machine's own test (sglang issue 11044)."""
     times = _own_test(machine, item)
-    if times and times[0] > times[1] * policy.WORTH:
+    if times and times[0] > times[1] * policy.SLOWER:
         return [f"slower in the machine's own test: {times[0]:.3g} ms, {times[1]:.3g} ms without"]
     return []
 

@@ -280,7 +280,7 @@ def test_the_packed_path_must_beat_torch_in_the_machines_own_test(tmp_path: Path
     assert "in the machine's own test 0.58 ms, 0.62 ms without" in quick.linear.reasons
 
 
-@pytest.mark.parametrize(("packed", "wanted"), [(0.55, "onednn_bf16"), (0.65, "onednn_bf16"), (0.75, "stock")])
+@pytest.mark.parametrize(("packed", "wanted"), [(0.5, "onednn_bf16"), (0.75, "onednn_bf16"), (0.8, "stock")])
 def test_a_difference_inside_the_tests_spread_changes_no_choice(packed: float, wanted: str, tmp_path: Path) -> None:
     result = {"ok": True, "reason": "ran", "figures": {"linear_plain_ms": 0.62, "linear_packed_ms": packed}}
     found = machine("zen5", tmp_path, runs={"packed_bf16": {"result": result}})
