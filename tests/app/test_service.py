@@ -64,8 +64,11 @@ def test_a_job_is_made_told_and_found_again(service: Service, home: Home) -> Non
             seen.append(event)
     states = [event.job.state for event in seen if event.job is not None and event.job.id == job.id]
     assert states == ["queued", "running", "done"]
-    stages = [event.progress.stage for event in seen if event.progress is not None]
-    assert list(dict.fromkeys(stages)) == ["loading", "text", "denoising", "decoding", "saving"]
+    told = list(dict.fromkeys(event.progress.stage for event in seen if event.progress is not None))
+    order = ["loading", "text", "denoising", "decoding", "saving"]
+    # A listener that is slower than the clip hears the newest progress only, so a short stage may be passed over.
+    assert told == [stage for stage in order if stage in told]
+    assert {"loading", "denoising"} <= set(told)
     (now,) = service.get([job.id])
     assert now.result is not None
     assert now.result.output == home.outputs / "ball-3.mp4"
