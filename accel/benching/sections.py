@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from accel.benching.processes import ROOT, busy_process, plain_environment
-from accel.benching.race import Job, Race, Times, errors, summed_up
+from accel.benching.race import LEAST_PATIENCE, Job, Race, Times, errors, summed_up
 from accel.benching.work import CONTENDERS, WORKS, Scale, Work
 from accel.threads import WAITING_ENVIRONMENT, environment
 from accel.types import Machine
@@ -79,7 +79,7 @@ def correct(settings: Settings, end: float) -> Section:
     command = [sys.executable, "-m", "accel.selfcheck", *quick]
     try:
         environ = {**plain_environment(), **environment(settings.machine)}
-        left = max(30.0, end - time.monotonic())
+        left = max(LEAST_PATIENCE, end - time.monotonic())
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=left, check=False)
         lines, right = done.stdout.splitlines(), done.returncode == 0
         lines += [] if right else done.stderr.splitlines()[-1:]
@@ -134,7 +134,9 @@ def threads(settings: Settings, end: float) -> Section:
     """A short clip with one thread, two, four ... and with workers that sleep or spin."""
     work = settings.clip_of(steps=SWEEP_STEPS)
     counts = sorted({min(2**power, settings.machine.cores.usable) for power in range(10)})
-    jobs = {waiting: settings.job("auto", waiting, **work) for waiting in WAITING_ENVIRONMENT}
+    # a forced number: stages that settle their own would undo what is swept here
+    forced = replace(settings, preferences={**settings.preferences, "threads": str(counts[-1])})
+    jobs = {waiting: forced.job("auto", waiting, **work) for waiting in WAITING_ENVIRONMENT}
     rows: dict[str, Any] = {}
     with Race(jobs, end) as race:
         for count in counts:
