@@ -69,34 +69,58 @@ def is_in(service: LocalService, stage: str) -> bool:
 
 
 def overhead(home: Home, rounds: int) -> None:
-    """The same clip by the engine in this process and by queue and worker, in turns, both with the model loaded."""
-    direct: list[float] = []
-    queued: list[float] = []
-    ratios: list[float] = []
+    """The same clip by the engine in this process and by queue and worker, in turns, both with the model loaded.
+
+    Processor seconds (this process and the worker together) are told beside the clock, since other programs disturb
+    them less; so is what the queue adds around the worker's own time for the clip.
+    """
     service = LocalService(home, previews=False)
+    around = []
     with Engine(home) as engine:
 
         def by_engine(seed: int) -> None:
             render(engine, spec(home.outputs, seed))
 
         def by_queue(seed: int) -> None:
+            begun = time.perf_counter()
             (job,) = ended_soon(service, service.submit([spec(home.outputs, seed)]))
-            assert job.state == "done", job.error
+            assert job.result is not None, job.error
+            around.append(time.perf_counter() - begun - job.result.timings["total"])
+
+        def taken(make: Callable[[int], None], seed: int) -> tuple[float, float]:
+            worker = psutil.Process(service.snapshot().worker.pid)
+            before, begun = busy(worker), time.perf_counter()
+            make(seed)
+            return time.perf_counter() - begun, busy(worker) - before
 
         for make in (by_engine, by_queue):
             make(0)
+        found: dict[str, list[tuple[float, float]]] = {"engine": [], "queue": []}
         for number in range(rounds):
-            pair = [(by_engine, direct), (by_queue, queued)]
-            for make, times in pair if number % 2 else reversed(pair):
-                times.append(seconds(make, number + 1))
-            ratios.append(queued[-1] / direct[-1])
-            print(f"engine {direct[-1]:.3f} s, queue and worker {queued[-1]:.3f} s", flush=True)
+            turn = [("engine", by_engine), ("queue", by_queue)]
+            for name, make in turn if number % 2 else reversed(turn):
+                found[name].append(taken(make, number + 1))
+            clock, work = found["engine"][-1], found["queue"][-1]
+            print(
+                f"engine {clock[0]:.3f} s ({clock[1]:.2f} of processor), queue and worker {work[0]:.3f} s "
+                f"({work[1]:.2f})",
+                flush=True,
+            )
     service.stop()
-    more = statistics.median(ratios) - 1
-    print(
-        f"median of {rounds} pairs: engine {statistics.median(direct):.3f} s, queue and worker "
-        f"{statistics.median(queued):.3f} s, {more:+.1%} (load of the machine {psutil.getloadavg()[0]:.1f})"
-    )
+    for place, what in enumerate(("by the clock", "of processor time")):
+        pairs = [(one[place], other[place]) for one, other in zip(found["engine"], found["queue"], strict=True)]
+        more = statistics.median(other / one for one, other in pairs) - 1
+        print(
+            f"{what}: engine {statistics.median(one for one, _ in pairs):.3f} s, queue and worker "
+            f"{statistics.median(other for _, other in pairs):.3f} s, median of {rounds} pairs {more:+.1%}"
+        )
+    print(f"around the clip: {statistics.median(around):.3f} s ({min(around):.3f} to {max(around):.3f})")
+    print(f"load of the machine {psutil.getloadavg()[0]:.1f}")
+
+
+def busy(worker: psutil.Process) -> float:
+    """Processor seconds of this process and the worker, children included."""
+    return sum(sum(process.cpu_times()[:4]) for process in (psutil.Process(), worker))
 
 
 def ended_soon(service: LocalService, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
@@ -105,12 +129,6 @@ def ended_soon(service: LocalService, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         while not all(job.is_over for job in service.get([job.id for job in jobs])):
             news.get(60)
     return service.get([job.id for job in jobs])
-
-
-def seconds(make: Callable[[int], None], seed: int) -> float:
-    begun = time.perf_counter()
-    make(seed)
-    return time.perf_counter() - begun
 
 
 def memory(home: Home, rounds: int) -> None:
