@@ -72,6 +72,7 @@ def table(name: str, section: Section) -> str:
         error = "" if data.get("error") is None else f"{data['error']:>9.1e}"
         lines.append(f"  {row:34}{seconds}{spread}{over}{error}")
         lines += [f"      {engaged(data['plan'])}"] if data.get("plan") else []
+        lines += [f"      {spent(data['profile'])}"] if data.get("profile") else []
     return "\n".join([*lines, f"  ({section['took']:.0f} s)", ""])
 
 
@@ -82,6 +83,13 @@ def engaged(plan: dict[str, Any]) -> str:
         used = [stage[name]["engaged"] for name in SETTINGS if stage[name]["engaged"] not in ("stock", "no")]
         words.append(f"{stage['stage']} {stage['dtype']['engaged']}{''.join(f' {name}' for name in used)}")
     return f"{'; '.join(words)}; {plan['threads']['engaged']} threads"
+
+
+def spent(profile: list[dict[str, Any]], most: int = 6) -> str:
+    """Where a profiled call's time went, in a few words."""
+    whole, *parts = profile
+    told = ", ".join(f"{part['op'].removeprefix('aten::')} {part['ms']:.1f}" for part in parts[:most])
+    return f"profile: {whole['calls']} operators, {whole['ms']:.1f} ms on the calling thread: {told}"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

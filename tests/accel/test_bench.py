@@ -35,6 +35,7 @@ def test_a_shape_and_a_clip_are_raced(tmp_path: Path, capsys: pytest.CaptureFixt
         assert rows["fp32"]["plan"]["stages"]
         assert rows["fp32"]["profile"][0]["op"] == "all"
         assert f"{name}: " in text
+    assert "ms on the calling thread: " in text
     assert found["sections"]["clip"]["rows"]["fp32"]["report"]["attention"]["transformer"]["served"] > 0
 
 

@@ -158,12 +158,12 @@ def threads() -> Result:
     figures: dict[str, float] = {}
     for name in ("float32", "bfloat16")[: 1 + torch.ops.mkldnn._is_mkldnn_bf16_supported()]:
         block = transformer_block(getattr(torch, name))
-        for _ in range(4):
+        for _ in range(3):
             for count in counts:
                 torch.set_num_threads(count)
                 block()
                 key = f"{name}_{count}_ms"
-                figures[key] = min(figures.get(key, float("inf")), *(wall_ms(block) for _ in range(5)))
+                figures[key] = min(figures.get(key, float("inf")), *(wall_ms(block) for _ in range(4)))
     return {"ok": True, "reason": "ran", "figures": figures}
 
 
