@@ -7,6 +7,7 @@ died, hangs or does not obey a cancel; the next job then runs in a new one.
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +18,8 @@ import numpy as np
 
 from app.errors import Cancelled, JobFailedError, KinetileError
 from app.estimate import Measured, engaged_key, forwards_of
-from app.jobs import Job, JobError, JobQueue, JobResult
-from app.keeper import Keeper, error_from
+from app.jobs import Job, JobError, JobQueue, JobResult, JobState
+from app.keeper import Keeper, WorkerGoneError, error_from
 from app.plain import from_data, to_data
 from app.service import Event, JobProgress, PlanAnswer, Preview
 from app.supervisor import explain
@@ -155,19 +156,16 @@ class Dispatcher:
         self._publish(JobProgress(job.id, "loading", 0, 1, 0.0))
         try:
             result, memory = self._attempt(job)
+            ended = self._record(lambda: self._finish(job, result, memory))
         except Cancelled as error:
-            ended = self._queue.fail(job.id, "cancelled", JobError(str(error), "Cancelled"))
+            ended = self._fail(job, "cancelled", JobError(str(error), "Cancelled"))
         except KinetileError as error:
-            ended = self._queue.fail(
-                job.id, "failed", JobError(str(error), type(error).__name__, getattr(error, "detail", ""))
-            )
+            detail = str(getattr(error, "detail", ""))
+            ended = self._fail(job, "failed", JobError(str(error), type(error).__name__, detail))
         except Exception as error:
             _log.exception("job %s met an error", job.id)
             text = f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error})."
-            ended = self._queue.fail(job.id, "failed", JobError(text))
-        else:
-            self._remember(job, result, memory)
-            ended = self._queue.finish(job.id, result)
+            ended = self._fail(job, "failed", JobError(text))
         finally:
             with self._changed:
                 self._running, self._progress, self._preview = None, None, None
@@ -176,7 +174,21 @@ class Dispatcher:
         if ended.spec.fail_fast and ended.state == "failed":
             self._tell(Event("queue"))
 
-    def _remember(self, job: Job, result: JobResult, memory: int) -> None:
+    def _fail(self, job: Job, state: JobState, error: JobError) -> Job:
+        return self._record(lambda: self._queue.fail(job.id, state, error))
+
+    def _record(self, write: Callable[[], Job]) -> Job:
+        """What became of a job must be written before the next one is begun, however long the disk stays full."""
+        while True:
+            try:
+                return write()
+            except sqlite3.OperationalError as error:
+                _log.error("the queue's database can't be written: %s", error)
+                if self._stopping:  # the next start finds the job running, and its clip by the mark in its file
+                    raise
+                time.sleep(1)
+
+    def _finish(self, job: Job, result: JobResult, memory: int) -> Job:
         request = job.spec.request
         self._queue.measure(
             Measured(
@@ -191,6 +203,7 @@ class Dispatcher:
                 memory,
             )
         )
+        return self._queue.finish(job.id, result)
 
     def _attempt(self, job: Job) -> tuple[JobResult, int]:
         """Have the worker make the clip; returns it with the worker's peak of memory. Raises KinetileError."""
@@ -199,7 +212,10 @@ class Dispatcher:
         spec = job.spec
         asked = self._keeper.put({"do": "plan", "request": to_data(spec.request), "recorded": spec.recorded_plan})
         self._wait(job, asked.is_here, self._patience.start)
-        plan: PlanAnswer = from_data(PlanAnswer, asked.take())
+        try:
+            plan: PlanAnswer = from_data(PlanAnswer, asked.take())
+        except WorkerGoneError:
+            raise self._died(job) from None
         self._check(job, plan)
         expected = self._expected(job, plan)
         self._keeper.send(
@@ -228,7 +244,7 @@ class Dispatcher:
         """Until `ready`. Raises Cancelled or JobFailedError when the job is cancelled, the worker dies, hangs or takes
         longer than `limit` seconds; a worker that does not obey is replaced.
         """
-        begun, told, looked = time.monotonic(), 0.0, _Look(self._keeper.cpu_seconds(), time.monotonic())
+        begun, told, looked = time.monotonic(), 0.0, _Look()
         while True:
             with self._changed:
                 if ready():
@@ -264,6 +280,8 @@ class Dispatcher:
         if silent < min(5.0, self._patience.silence / 2) and idle < self._patience.idle / 2:
             return before
         spent = self._keeper.cpu_seconds()
+        if before.cpu is None:
+            return _Look(spent, moment, before.busy)
         if spent - before.cpu > 0.02 * max(1.0, moment - before.at):
             return _Look(spent, moment, moment)
         quiet = moment - max(self._keeper.last_sign, before.busy)
@@ -340,10 +358,12 @@ class Dispatcher:
 
 @dataclass(frozen=True)
 class _Look:
-    """What was seen of the worker: its CPU seconds at a moment, and when it was last seen busy."""
+    """What was seen of the worker: its CPU seconds at a moment (None: nothing yet, as nothing was suspicious), and when
+    it was last seen busy.
+    """
 
-    cpu: float
-    at: float
+    cpu: float | None = None
+    at: float = 0.0
     busy: float = 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from app import handing_over
 from app.errors import CannotRunError, KinetileError, UsageError
 from app.handing_over import CALLS, RemoteService
-from app.jobs import JobState
+from app.jobs import Job, JobResult, JobState
 from app.models import family_for
 from app.owner import LocalService
 from app.paths import Home
@@ -403,3 +404,21 @@ def test_states_are_checked_at_the_door(owner: LocalService, home: Home) -> None
     wrong: Any = ("nonsense",)
     with pytest.raises(KinetileError, match="history failed"):
         RemoteService(home)._call("history", states=wrong)
+
+
+def test_a_database_that_can_not_be_written_for_a_while_loses_no_end(
+    owner: LocalService, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = owner._queue.finish
+    refused: list[int] = []
+
+    def full(identity: int, result: JobResult) -> Job:
+        if len(refused) < 2:
+            refused.append(identity)
+            raise sqlite3.OperationalError("database or disk is full")
+        return finish(identity, result)
+
+    monkeypatch.setattr(owner._queue, "finish", full)
+    jobs = ended(owner, owner.submit([spec(home.outputs, seed=1), spec(home.outputs, seed=2)]))
+    assert [job.state for job in jobs] == ["done", "done"]
+    assert refused == [jobs[0].id] * 2
