@@ -140,8 +140,8 @@ class _Batch:
             resumed(self._outcomes, service.known([outcome.spec.key for outcome in self._outcomes]))
         if not service.owner:
             self._reporter.say("Another Kinetile has this data folder's queue: the clips are handed over to it.")
-        self._announce()
-        self._choose_accelerators(service)
+        if self._announce():
+            self._choose_accelerators(service)
         if self._settings.dry_run:
             for outcome in self._open():
                 outcome.estimate = service.estimate(outcome.spec.request, outcome.spec.folder)
@@ -149,13 +149,15 @@ class _Batch:
     def _open(self) -> list[Outcome]:
         return [outcome for outcome in self._outcomes if not outcome.skipped]
 
-    def _announce(self) -> None:
+    def _announce(self) -> bool:
         """What will be made, and above all what not as asked; said once per source where its clips differ by seed
-        only.
+        only. Returns whether there is anything to make.
         """
         skipped = sum(outcome.skipped for outcome in self._outcomes)
         if skipped:
             self._reporter.say(f"Skipping {_clips(skipped)} that an earlier run made.")
+        if not self._open():
+            return False
         self._reporter.say(f"Making {_clips(len(self._open()))} in {self._settings.folder}")
         groups: dict[tuple[str, ...], list[Outcome]] = {}
         for outcome in self._open():
@@ -173,6 +175,7 @@ class _Batch:
             )
             for line in lines:
                 self._reporter.say(f"  {line}")
+        return True
 
     def _choose_accelerators(self, service: Service) -> None:
         """The plan of every clip. Raises CannotRunError for a forced one that can't run; says what a recorded one
