@@ -1,8 +1,8 @@
 """Threads and how they wait: environment variables that must be set before torch is imported.
 
-OpenMP's idle workers spin, by torch's own default for milliseconds. Alone on a machine that is fastest; next to one busy
-process a worker that spins keeps the core from the worker that everybody waits for. Waking one that sleeps costs tens
-of microseconds, and a small model has hundreds of parallel loops in one forward. Measured on 2 cores of Zen 4, one
+OpenMP's idle workers spin, by torch's own default for milliseconds. Alone on a machine that is fastest; next to one
+busy process a worker that spins keeps the core from the worker that everybody waits for. Waking one that sleeps costs
+tens of microseconds, and a small model has hundreds of parallel loops in one forward. Measured on 2 cores of Zen 4, one
 forward of the starter, medians in milliseconds, alone and beside one busy process:
 
     spins of libgomp (GOMP_SPINCOUNT)    0    300   1000   2000   4000   8000   default (300000)
