@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 
 from app.engine import Engine
-from app.jobs import Job, JobSpec
 from app.models import family_for
-from app.owner import LocalService
 from app.paths import Home
-from app.render import render
+from app.queue.jobs import Job, JobSpec
+from app.queue.owner import LocalService
 from app.request import GenerationRequest
+from app.worker.render import render
 from tests.app.services import ended, until
 
 STAGES = ("beginning", "loading", "text", "denoising", "decoding", "saving")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.jobs import JobResult
-from app.service import Accelerator
+from app.answers import Accelerator
+from app.job_types import JobResult
 
 
 def with_last_clip(rows: tuple[Accelerator, ...], last: JobResult | None) -> tuple[Accelerator, ...]:

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.answers import PlanAnswer
 from app.errors import CannotRunError, KinetileError, UsageError
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home, find_lora
+from app.queue.service import Service
 from app.request import AccelPreferences, GenerationRequest
-from app.service import PlanAnswer, Service
 
 SETTINGS = tuple(AccelPreferences.model_fields)
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import gradio as gr
 
+from app.answers import Accelerator
 from app.errors import KinetileError, UsageError
 from app.models import family_for
 from app.plain import to_data
+from app.queue.service import with_preferences
 from app.request import AccelPreferences, GenerationRequest
-from app.service import Accelerator, with_preferences
 from app.ui.accelerate_view import BELOW, CHOICES, GROUPS, machine_html, table_html
 from app.ui.context import Context, TabParts, told
 from app.ui.endpoints import add_endpoints

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.answers import Accelerator
 from app.request import AccelPreferences
-from app.service import Accelerator
 from app.ui.context import escaped, plural, sentences_html
 from app.ui.rows import button
 

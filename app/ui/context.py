@@ -22,12 +22,12 @@ from urllib.parse import quote
 import gradio as gr
 
 from app.errors import KinetileError, UsageError
-from app.jobs import JobSpec
 from app.models import all_families, family_for
 from app.models.base import Family
 from app.paths import Home
+from app.queue.jobs import JobSpec
+from app.queue.service import Service, open_service, with_preferences
 from app.request import GenerationRequest
-from app.service import Service, open_service, with_preferences
 from app.ui.form import FormFields
 
 Answer = TypeVar("Answer")

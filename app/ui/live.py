@@ -17,9 +17,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from app.console import describe
-from app.jobs import Job
 from app.progress import Progress
-from app.service import JobProgress, OwnerGoneError, Preview, Subscription
+from app.queue.jobs import Job
+from app.queue.service import JobProgress, OwnerGoneError, Preview, Subscription
 from app.ui.context import Context, file_url, seconds_text
 
 RECENT = 12

@@ -13,9 +13,9 @@ from typing import Any
 import gradio as gr
 
 from app.errors import KinetileError, UsageError
-from app.jobs import ENDED, Job, JobState, Removal
 from app.presets import encode_code
-from app.service import Service
+from app.queue.jobs import ENDED, Job, JobState, Removal
+from app.queue.service import Service
 from app.ui import queue_endpoints
 from app.ui.context import QUICK, Context, TabParts, plural, told
 from app.ui.queue_view import PAGE, View, clip_html, history_html, name_of, progress_of, queue_html

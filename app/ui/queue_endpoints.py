@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.jobs import ENDED, Job, Removal
 from app.plain import to_data
+from app.queue.jobs import ENDED, Job, Removal
 from app.ui.context import Context
 from app.ui.endpoints import add_endpoints
 

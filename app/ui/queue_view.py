@@ -8,9 +8,9 @@ from pathlib import Path
 
 from app.console import describe
 from app.engine.acceleration import summary
-from app.jobs import ENDED, History, Job, JobState
 from app.progress import Progress
-from app.service import JobProgress, Snapshot
+from app.queue.jobs import ENDED, History, Job, JobState
+from app.queue.service import JobProgress, Snapshot
 from app.ui.context import Context, escaped, file_url, plural, seconds_text, sentences_html
 from app.ui.rows import button, clock, facts, shortened
 

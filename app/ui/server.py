@@ -118,7 +118,7 @@ def open_page(settings: PageSettings) -> OpenPage:
     }
     from starlette.middleware import Middleware
 
-    from app.service import open_service
+    from app.queue.service import open_service
     from app.ui.context import Context
     from app.ui.live import Live
     from app.ui.page import build, looks

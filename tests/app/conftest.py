@@ -11,8 +11,8 @@ from app.engine import Engine, Frames, acceleration
 from app.models import starter
 from app.models.base import Family
 from app.paths import Home
-from tests.app.batches import Batch
 from tests.app.engines import REQUEST
+from tests.app.headless.batches import Batch
 from tests.app.tiny import save_tiny_pipeline
 
 

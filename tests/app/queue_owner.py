@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from app.owner import LocalService
 from app.paths import Home
-from app.service import open_service
-from app.supervisor import ProcessWorker
+from app.queue.owner import LocalService
+from app.queue.service import open_service
+from app.worker.supervisor import ProcessWorker
 from tests.app.services import until
 from tests.app.standin import COMMAND
 

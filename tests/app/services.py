@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from app.dispatch import Patience
-from app.jobs import Job, JobSpec
 from app.models import family_for
-from app.owner import LocalService
 from app.paths import Home
+from app.queue.dispatch import Patience
+from app.queue.jobs import Job, JobSpec
+from app.queue.owner import LocalService
+from app.queue.service import Service
 from app.request import GenerationRequest
-from app.service import Service
-from app.supervisor import ProcessWorker
+from app.worker.supervisor import ProcessWorker
 from tests.app.standin import COMMAND
 from tests.app.workers import in_thread
 

@@ -21,7 +21,7 @@ from app.errors import Cancelled, JobFailedError
 from app.models import family_for
 from app.progress import Progress, Stage
 from app.request import GenerationRequest
-from app.worker import main
+from app.worker.process import main
 
 STEP_SECONDS = 0.02
 COMMAND = (sys.executable, "-m", "tests.app.standin")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from app.engine import Engine
 from app.paths import Home
-from app.supervisor import Death, Launcher
-from app.wire import Channel
-from app.worker import Serving
+from app.worker.process import Serving
+from app.worker.supervisor import Death, Launcher
+from app.worker.wire import Channel
 
 
 class ThreadWorker:
-    """Serves like `python -m app.worker`, but in a thread. It can't be killed, so killing only stops listening to it;
+    """Serves like the worker process, but in a thread. It can't be killed, so killing only stops listening to it;
     what it was doing ends within a step.
     """
 

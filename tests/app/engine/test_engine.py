@@ -257,6 +257,6 @@ def test_frames_round_like_diffusers() -> None:
 
 def test_importing_the_engine_imports_no_torch() -> None:
     heavy = {"torch", "diffusers", "transformers", "gradio"}
-    code = f"import sys, app.engine, app.render; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, app.engine, app.worker.render; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,23 +14,15 @@ import accel
 from accel import doctor
 from accel.backends import backends
 from accel.types import Machine, Preferences
+from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration import summary
 from app.errors import CannotRunError, UsageError
 from app.estimate import Estimate, MemoryNeed
-from app.jobs import ENDED, History, Job, JobQueue, JobSpec, JobState, Removal
 from app.models import family_for
 from app.paths import Home
+from app.queue.jobs import ENDED, History, Job, JobQueue, JobSpec, JobState, Removal
+from app.queue.service import JobProgress, Preview, Service, Snapshot, Subscription, WorkerStatus
 from app.request import AccelPreferences, GenerationRequest
-from app.service import (
-    Accelerator,
-    JobProgress,
-    PlanAnswer,
-    Preview,
-    Service,
-    Snapshot,
-    Subscription,
-    WorkerStatus,
-)
 from tests.accel.recorded import machine, model
 
 FIELDS = {field.name for field in dataclasses.fields(Preferences)}

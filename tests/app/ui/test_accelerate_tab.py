@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.answers import Accelerator
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
 from app.request import AccelPreferences, GenerationRequest
-from app.service import Accelerator
 from app.ui.accelerate import chosen, switched
 from app.ui.accelerate_view import MARKS, counts_of, machine_html, state_of, table_html
 from tests.app.ui.desk import Desk

@@ -11,9 +11,9 @@ import gradio as gr
 import pytest
 
 from app.errors import UsageError
-from app.jobs import JobResult
 from app.paths import Home
 from app.plain import to_json
+from app.queue.jobs import JobResult
 from app.ui.context import Context
 from app.ui.queue import _Tab
 from app.ui.queue_view import PAGE, View

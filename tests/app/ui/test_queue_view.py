@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.jobs import ENDED, JobError, JobResult
 from app.paths import Home
-from app.service import JobProgress
+from app.queue.jobs import ENDED, JobError, JobResult
+from app.queue.service import JobProgress
 from app.ui.context import Context
 from app.ui.queue_view import MOST_SHOWN, PAGE, View, clip_html, history_html, queue_html
 from tests.app.ui.desk import Desk, spec

@@ -1,0 +1,42 @@
+"""What the worker answers when it is asked about this machine, as plain data that page and batch can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.estimate import MemoryNeed
+
+
+@dataclass(frozen=True)
+class PlanAnswer:
+    """The accelerators for a request on this machine: the plan as data, in a few words, what memory it needs, and what
+    of a recorded plan is not possible here.
+    """
+
+    plan: dict[str, Any]
+    summary: str
+    memory: MemoryNeed
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One backend for one setting of the preferences: a row of the Accelerate tab.
+
+    setting: the field of AccelPreferences that chooses it. state: "on" (engaged), "off" (could be chosen),
+    "unavailable". reasons: why, each a sentence with what to do. forced: a person chose it. exact: equal to plain
+    PyTorch up to rounding. calls, served: of the last clip, 0 without one.
+    """
+
+    setting: str
+    stage: str
+    name: str
+    title: str
+    state: Literal["on", "off", "unavailable"]
+    reasons: tuple[str, ...]
+    forced: bool
+    exact: bool
+    reference: bool
+    calls: int = 0
+    served: int = 0

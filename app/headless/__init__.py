@@ -1,0 +1,320 @@
+"""Batch: presets, batches, clips and share codes in; clips and one summary out.
+
+Everything that can be refused is refused first: all sources are read and checked, then the encoder, the disk and the
+accelerators. Then the clips become jobs of the queue (of the process that owns it, if another one does), and this
+process follows them; one that fails does not stop the others.
+
+Exit codes: 0 all clips made; 1 some failed; 2 bad usage, preset or request; 3 this machine can't; 130 stopped on
+request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import Any, TextIO
+
+from app.answers import PlanAnswer
+from app.console import Reporter, duration, reporter_for
+from app.engine import acceleration
+from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
+from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, prepare, resumed
+from app.headless.following import Follower
+from app.headless.interrupt import Interrupts
+from app.presets import FIRST, encode_code, read_source
+from app.queue.service import Service, open_service
+from app.strict_json import printable
+from app.video.outputs import size_text
+from app.worker.render import versions
+
+MAX_PROBLEMS = 20
+"""Most mistakes told at once."""
+
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, Cancelled.exit_code
+
+
+def run_batch(
+    sources: Sequence[str],
+    settings: BatchSettings,
+    *,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    **options: Any,
+) -> int:
+    """Make every clip that `sources` ask for (nothing named: the first shipped preset) and return the exit code.
+
+    Results go to `stdout`, errors to `stderr`; with `as_json` one JSON document goes to `stdout` and the rest to
+    `stderr`. `options` are those of `open_service`.
+    """
+    out, err = stdout or sys.stdout, stderr or sys.stderr
+    reporter = reporter_for(err if settings.as_json else out)
+    # A library that prints must not spoil the document: whatever is printed goes where progress goes.
+    with redirect_stdout(err if settings.as_json else out):
+        outcomes, errors, code = _Batch(settings, reporter, err, options).run(sources)
+    if settings.as_json:
+        document = {
+            "kinetile": 1,
+            "exit_code": code,
+            "versions": dict(versions()),
+            "clips": [outcome.to_dict() for outcome in outcomes],
+            "errors": [str(error) for error in errors],
+        }
+        unicode = "utf" in (out.encoding or "utf-8").lower()  # elsewhere an escape is what every character survives as
+        print(json.dumps(document, ensure_ascii=not unicode, indent=2), file=out, flush=True)
+    return code
+
+
+def share(source: str, settings: BatchSettings, stdout: TextIO | None = None) -> int:
+    """Print the share code of the one request in `source`. Raises UsageError."""
+    found = read_source(source, settings.home)
+    if len(found) != 1:
+        raise UsageError(f"{source} holds {len(found)} requests, but a share code holds one: name a preset or a clip.")
+    request = found[0].request.with_set(settings.assignments)
+    print(encode_code(request), file=stdout or sys.stdout, flush=True)
+    return EXIT_OK
+
+
+class _Batch:
+    """One run of a batch."""
+
+    def __init__(self, settings: BatchSettings, reporter: Reporter, err: TextIO, options: dict[str, Any]) -> None:
+        self._settings, self._reporter, self._err = settings, reporter, err
+        self._options = {"all_batches": False, "previews": False, **options}
+        self._outcomes: list[Outcome] = []
+
+    def run(self, sources: Sequence[str]) -> tuple[list[Outcome], list[KinetileError], int]:
+        """The clips, what kept the batch from beginning, and the exit code."""
+        settings = self._settings
+        queued = settings.resume and not sources
+        self._outcomes, problems = ([], []) if queued else prepare(sources or [FIRST], settings)
+        if problems:
+            return [], problems, self._refuse(problems)
+        try:
+            check_disk_and_encoder(self._outcomes, settings.folder)
+            service = open_service(settings.home, **self._options)
+        except KinetileError as error:
+            return self._outcomes, [error], self._refuse([error])
+        interrupts = Interrupts(
+            lambda: self._reporter.say("Stopping after this step; press Ctrl-C again to stop at once.")
+        )
+        follower = Follower(service, lambda: open_service(settings.home, **self._options), interrupts)
+        try:
+            self._prepare_with(service)
+            if settings.dry_run:
+                follower.leave()
+                return self._outcomes, [], self._tell_estimates()
+            with interrupts:
+                self._make_all(follower)
+                follower.leave()
+        except KinetileError as error:
+            follower.leave()
+            return self._outcomes, [error], self._refuse([error])
+        except KeyboardInterrupt:
+            interrupts.asked = True
+            follower.stop_now(self._outcomes)
+        finally:
+            self._reporter.end()
+        self._summarise(interrupts.asked)
+        return self._outcomes, [], self._exit_code(interrupts.asked)
+
+    def _refuse(self, problems: Sequence[KinetileError]) -> int:
+        # The same mistake on every line of a batch would hide the others.
+        for problem in problems[:MAX_PROBLEMS]:
+            complain(problem, self._err)
+        if len(problems) > MAX_PROBLEMS:
+            complain(UsageError(f"... and {len(problems) - MAX_PROBLEMS} more sources with mistakes."), self._err)
+        return problems[0].exit_code
+
+    # -- before it runs --
+
+    def _prepare_with(self, service: Service) -> None:
+        """What can only be told by the queue and the worker. Raises KinetileError."""
+        if self._settings.resume and not self._outcomes:
+            self._outcomes = [Outcome(job.spec, job) for job in service.snapshot().waiting]
+            if not self._outcomes:
+                self._reporter.say("Nothing is queued, so there is nothing to go on with.")
+        elif self._settings.resume:
+            resumed(self._outcomes, service.known([outcome.spec.key for outcome in self._outcomes]))
+        if not service.owner:
+            self._reporter.say("Another Kinetile has this data folder's queue: the clips are handed over to it.")
+        if self._announce():
+            self._choose_accelerators(service)
+        if self._settings.dry_run:
+            for outcome in self._open():
+                outcome.estimate = service.estimate(outcome.spec.request, outcome.spec.folder)
+
+    def _open(self) -> list[Outcome]:
+        return [outcome for outcome in self._outcomes if not outcome.skipped]
+
+    def _announce(self) -> bool:
+        """What will be made, and above all what not as asked; said once per source where its clips differ by seed
+        only. Returns whether there is anything to make.
+        """
+        skipped = sum(outcome.skipped for outcome in self._outcomes)
+        if skipped:
+            self._reporter.say(f"Skipping {_clips(skipped)} that an earlier run made.")
+        if not self._open():
+            return False
+        self._reporter.say(f"Making {_clips(len(self._open()))} in {self._settings.folder}")
+        groups: dict[tuple[str, ...], list[Outcome]] = {}
+        for outcome in self._open():
+            lines = [f"adjusted: {item.reason}" for item in outcome.spec.adjustments]
+            lines += [f"note: {note}" for note in outcome.notes]
+            if not outcome.spec.request.prompt.strip():
+                lines.append("note: The prompt is empty, so the clip is made unconditionally, without guidance.")
+            groups.setdefault((outcome.spec.origin, outcome.spec.name, *lines), []).append(outcome)
+        for (_, name, *lines), members in groups.items():
+            request = members[0].spec.request
+            seeds = f"seed {request.seed}" + (f" to {members[-1].spec.request.seed}" if len(members) > 1 else "")
+            self._reporter.say(
+                f"{name}: {request.width}x{request.height}, {request.frames} frames at {request.fps:g} fps, "
+                f"{request.steps} step{'s' * (request.steps != 1)}, guidance {request.guidance:g}, {seeds}"
+            )
+            for line in lines:
+                self._reporter.say(f"  {line}")
+        return True
+
+    def _choose_accelerators(self, service: Service) -> None:
+        """The plan of every clip. Raises CannotRunError for a forced one that can't run; says what a recorded one
+        can't have.
+        """
+        self._reporter.say("Looking at the machine and the model")
+        known: dict[Any, PlanAnswer] = {}
+        said: set[str] = set()
+        for outcome in self._open():
+            request, recorded = outcome.spec.request, outcome.spec.recorded_plan
+            key = (request.model, request.width, request.height, request.frames, request.accel, id(recorded))
+            if key not in known:
+                try:
+                    known[key] = service.plan(request, recorded)
+                except UsageError as error:
+                    raise UsageError(f"{outcome.spec.origin}: {error}") from error
+            answer = known[key]
+            outcome.accelerators = answer.summary
+            outcome.notes += answer.differences
+            for line in (f"Accelerators: {answer.summary}", *(f"  note: {note}" for note in answer.differences)):
+                if line not in said:
+                    self._reporter.say(line)
+                    said.add(line)
+
+    def _tell_estimates(self) -> int:
+        """What the batch will take; returns the exit code."""
+        found = [(outcome, outcome.estimate) for outcome in self._open() if outcome.estimate is not None]
+        self._reporter.say()
+        if found:
+            self._reporter.say(_estimate_line([estimate for _, estimate in found]))
+        blocked: dict[str, str] = {}
+        for outcome, estimate in found:
+            for reason in estimate.blocked:
+                blocked.setdefault(reason, outcome.spec.stem)
+        for reason, stem in blocked.items():
+            complain(CannotRunError(reason), self._err, f"{stem} is blocked")
+        self._reporter.say("Dry run: nothing was made.")
+        return CannotRunError.exit_code if blocked else EXIT_OK
+
+    # -- while and after --
+
+    def _make_all(self, follower: Follower) -> None:
+        numbers = {id(outcome): number for number, outcome in enumerate(self._outcomes, start=1)}
+
+        def label(outcome: Outcome) -> str:
+            return f"{numbers[id(outcome)]}/{len(self._outcomes)} {outcome.spec.stem}"
+
+        def ended(outcome: Outcome) -> None:
+            self._reporter.end()
+            self._tell(outcome, label(outcome))
+
+        follower.on_begin = lambda outcome: self._reporter.begin(label(outcome))
+        follower.on_progress = self._reporter.update
+        follower.on_end = ended
+        follower.on_news = self._reporter.say
+        follower.make(self._open(), self._settings.fail_fast)
+
+    def _tell(self, outcome: Outcome, label: str) -> None:
+        """One line on how a clip ended."""
+        made = None if outcome.job is None else outcome.job.result
+        if made is None:
+            if outcome.state in ("failed", "crashed") and outcome.error is not None:
+                complain(outcome.error, self._err, label)
+            return
+        seconds = made.timings.get("total", 0.0)
+        stages = ", ".join(f"{key} {value:.1f}" for key, value in made.timings.items() if key != "total")
+        self._reporter.say(f"{label}: {made.output.name} in {duration(seconds)} ({stages})")
+        outcome.accelerators = acceleration.summary(made.plan, made.report)
+        for line in made.warnings:
+            self._reporter.say(f"  note: {line}")
+
+    def _summarise(self, stopped: bool) -> None:
+        rows = []
+        for outcome in self._outcomes:
+            made = None if outcome.job is None else outcome.job.result
+            fields = ", ".join(dict.fromkeys(item.field for item in outcome.spec.adjustments)) or "-"
+            seconds = "-" if made is None or outcome.skipped else f"{made.timings.get('total', 0.0):.1f}"
+            file = made.output.name if made else f"({outcome.spec.stem}: {_ENDED[outcome.state]})"
+            rows.append([file, seconds, fields, "made before" if outcome.skipped else outcome.accelerators])
+        self._reporter.say()
+        self._reporter.table(("file", "seconds", "adjusted", "accelerators"), rows)
+        done = sum(outcome.state == "done" for outcome in self._outcomes)
+        failed = sum(outcome.state in ("failed", "crashed") for outcome in self._outcomes)
+        waiting = sum(outcome.state == "waiting" and outcome.job is not None for outcome in self._outcomes)
+        text = f"{done} of {len(self._outcomes)} made" + (f", {failed} failed" if failed else "")
+        if stopped:
+            text = f"Stopped on request: {text}, " + ("what was made is kept" if done else "nothing was kept")
+        self._reporter.say()
+        self._reporter.say(f"{text}. Folder: {self._settings.folder}")
+        if waiting:
+            self._reporter.say(
+                f"{_clips(waiting)} still queued: the same command with --resume, or --headless --resume, goes on."
+            )
+
+    def _exit_code(self, stopped: bool) -> int:
+        states = [outcome.state for outcome in self._outcomes]
+        if stopped and any(state != "done" for state in states):
+            return EXIT_INTERRUPTED
+        failures = [outcome.error for outcome in self._outcomes if outcome.state in ("failed", "crashed")]
+        if all(state == "done" for state in states):
+            return EXIT_OK
+        nothing_ran = len(failures) == len(states) and all(isinstance(error, CannotRunError) for error in failures)
+        return CannotRunError.exit_code if nothing_ran else EXIT_FAILED
+
+
+_ENDED = {
+    "waiting": "not begun",
+    "running": "stopped",
+    "failed": "failed",
+    "crashed": "crashed",
+    "cancelled": "stopped",
+    "done": "done",
+}
+
+
+def _clips(count: int) -> str:
+    return "1 clip" if count == 1 else f"{count:,} clips"
+
+
+def _estimate_line(found: Sequence[Any]) -> str:
+    """What all clips will take: the time together, the most memory, the disk together."""
+    memory, disk = max(one.memory for one in found), sum(one.disk for one in found)
+    text = f"memory {size_text(memory)} of {size_text(found[0].memory_free)} free, disk {size_text(disk)} of "
+    text += f"{size_text(found[0].disk_free)} free"
+    if any(one.seconds is None for one in found):
+        basis = next(one.basis for one in found if one.seconds is None)
+        return f"Estimate: {basis}; {text}."
+    load = max(one.stages.get("load", 0.0) for one in found)  # the model stays loaded from one clip to the next
+    seconds = sum(one.seconds - one.stages.get("load", 0.0) for one in found) + load
+    return f"Estimate: about {duration(seconds)}, {found[0].basis}; {text}."
+
+
+def complain(error: BaseException, stream: TextIO, label: str = "") -> None:
+    """One sentence for a person; where it came from only with KINETILE_DEBUG=1."""
+    print(printable(f"{label}: {error}" if label else str(error)), file=stream, flush=True)
+    if os.environ.get("KINETILE_DEBUG") == "1":
+        detail = getattr(error, "detail", "") or "".join(traceback.format_exception(error))
+        print(detail, file=stream, flush=True)
+
+
+__all__ = ["BatchSettings", "Outcome", "complain", "run_batch", "share"]

@@ -1,0 +1,196 @@
+"""A batch before it runs: sources become clips to make, with everything that is wrong with them said at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from app import video
+from app.errors import KinetileError, UsageError
+from app.estimate import Estimate, disk_need
+from app.models import family_for
+from app.paths import Home, home
+from app.plain import to_data
+from app.presets import NamedRequest, read_source
+from app.queue.jobs import Job, JobSpec
+from app.queue.keeper import error_from
+from app.request import GenerationRequest, canonical
+from app.strict_json import short
+from app.video import outputs
+from app.worker.render import versions
+
+State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """What the command line says about a batch. `assignments` are KEY=VALUE, applied to every request."""
+
+    assignments: tuple[str, ...] = ()
+    count: int | None = None
+    out: Path | None = None
+    strict: bool = False
+    dry_run: bool = False
+    resume: bool = False
+    fail_fast: bool = False
+    as_json: bool = False
+    home: Home = field(default_factory=home)
+
+    @property
+    def folder(self) -> Path:
+        """Where the clips go, absolute: another process may make them."""
+        return (self.out or self.home.outputs).absolute()
+
+
+@dataclass
+class Outcome:
+    """One clip of the batch and what became of it. `job` once it is in the queue; `skipped`: an earlier run made it."""
+
+    spec: JobSpec
+    job: Job | None = None
+    skipped: bool = False
+    accelerators: str = ""
+    estimate: Estimate | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        """Of the clip; "waiting" before it was begun."""
+        return "waiting" if self.job is None or self.job.state == "queued" else self.job.state
+
+    @property
+    def error(self) -> KinetileError | None:
+        """Why there is no clip."""
+        if self.job is None or self.job.error is None:
+            return None
+        return error_from(to_data(self.job.error))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        made = None if self.job is None else self.job.result
+        return {
+            "name": self.spec.name,
+            "source": self.spec.origin,
+            "state": self.state,
+            "skipped": self.skipped,
+            "file": None if made is None else str(made.output),
+            "poster": None if made is None else str(made.poster),
+            "seconds": None if made is None else round(made.timings.get("total", 0.0), 3),
+            "timings": {} if made is None else {key: round(value, 4) for key, value in made.timings.items()},
+            "request": self.spec.request.model_dump(mode="json"),
+            "adjustments": [item.model_dump(mode="json") for item in self.spec.adjustments],
+            "accelerators": self.accelerators,
+            "report": {} if made is None else made.report,
+            "estimate": None if self.estimate is None else to_data(self.estimate),
+            "notes": [*self.notes, *(made.warnings if made else ())],
+            "error": None if self.error is None else str(self.error),
+        }
+
+
+def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outcome], list[KinetileError]]:
+    """One outcome, still waiting, per clip asked for; and what is wrong with the sources, all of it."""
+    outcomes: list[Outcome] = []
+    problems: list[KinetileError] = []
+    seen: Counter[str] = Counter()
+    batch = secrets.token_hex(8)
+    for source in sources:
+        try:
+            for named in read_source(source, settings.home):
+                outcomes += _outcomes_of(named, settings, batch, seen)
+        except KinetileError as error:
+            problems.append(error)
+    return outcomes, problems
+
+
+def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:
+    assignments = list(settings.assignments)
+    if settings.count is not None:
+        assignments.append(f"count={settings.count}")
+    asked = named.request.with_set(assignments)
+    try:
+        family = family_for(asked.model)
+        normalised = [(one, family.normalise(one, settings.strict)) for one in asked.expand()]
+    except UsageError as error:
+        raise UsageError(f"{named.origin}: {error}") from None
+    # A clip's recorded accelerators are used again, unless the person asks for others now.
+    forced = any(item.startswith("accel.") for item in assignments)
+    recorded = None if forced or named.metadata is None else named.metadata.get("plan")
+    content = _content(asked)
+    seen[content] += 1  # the same line twice in a batch asks for two clips
+    found = []
+    for index, (one, possible) in enumerate(normalised):
+        spec = JobSpec(
+            name=named.name,
+            asked=one,
+            request=possible.request,
+            folder=settings.folder,
+            adjustments=possible.adjustments,
+            recorded_plan=recorded,
+            origin=named.origin,
+            key=f"{content}-{seen[content]}:{index}/{asked.count}",
+            batch=batch,
+            fail_fast=settings.fail_fast,
+        )
+        found.append(Outcome(spec, notes=list(named.warnings)))
+    if named.metadata is not None and found:
+        found[0].notes += _other_versions(named.metadata)
+    return found
+
+
+def _content(asked: GenerationRequest) -> str:
+    """Equal for equal requests, the seed as it was asked for: null stays null."""
+    return hashlib.sha256(json.dumps(canonical(asked), sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _other_versions(metadata: Any) -> list[str]:
+    """What differs between the programs that made a clip and those here: the pixels may, too."""
+    then, now = metadata.get("versions"), versions()
+    if not isinstance(then, dict):
+        return []
+    # The file may come from anywhere: what it calls a version is shown no longer than one is.
+    said = {name: short(then[name], 24).strip('"') for name in now if then.get(name, now[name]) != now[name]}
+    other = [f"{name} {version} (here {now[name]})" for name, version in said.items()]
+    return [f"It was made with {', '.join(other)}: the pixels may differ slightly."] if other else []
+
+
+def resumed(outcomes: Sequence[Outcome], known: Mapping[str, Job]) -> None:
+    """Give each outcome the job that an earlier run left for it: a clip that lies there is skipped, a queued job is
+    taken over. Clips that are made now get the seeds of their series, where it had drawn one.
+    """
+    first: dict[tuple[str, str], int] = {}
+    for outcome in outcomes:
+        job = known.get(outcome.spec.key)
+        if job is None:
+            continue
+        series, index = _series(outcome.spec.key)
+        first.setdefault(series, int(job.spec.request.seed or 0) - index)
+        if job.state == "done" and job.result is not None and job.result.output.is_file():
+            outcome.job, outcome.skipped, outcome.spec = job, True, job.spec
+        elif job.state in ("queued", "running"):
+            outcome.job, outcome.spec = job, job.spec
+    for outcome in outcomes:
+        series, index = _series(outcome.spec.key)
+        if outcome.job is None and series in first:
+            seed = {"seed": first[series] + index}
+            spec = outcome.spec
+            outcome.spec = replace(
+                spec, asked=spec.asked.model_copy(update=seed), request=spec.request.model_copy(update=seed)
+            )
+
+
+def _series(key: str) -> tuple[tuple[str, str], int]:
+    content, _, place = key.partition(":")
+    index, _, count = place.partition("/")
+    return (content, count), int(index)
+
+
+def check_disk_and_encoder(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Raise now what would otherwise be found after minutes of work."""
+    video.check_encoder()
+    outputs.check_space(folder, sum(disk_need(outcome.spec.request) for outcome in outcomes))

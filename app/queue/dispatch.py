@@ -1,0 +1,373 @@
+"""Take jobs from the queue one after the other and have the worker make them, whatever becomes of the worker.
+
+One thread dispatches. It starts the worker when it is needed, waits for each job's outcome, and replaces a worker that
+died, hangs or does not obey a cancel; the next job then runs in a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from app.answers import PlanAnswer
+from app.errors import Cancelled, JobFailedError, KinetileError
+from app.estimate import Measured, engaged_key, forwards_of
+from app.plain import from_data, to_data
+from app.queue.jobs import Job, JobError, JobQueue, JobResult, JobState
+from app.queue.keeper import Keeper, WorkerGoneError, error_from
+from app.queue.service import Event, JobProgress, Preview
+from app.worker.supervisor import explain
+from app.worker.wire import Message
+
+_log = logging.getLogger("kinetile.dispatch")
+
+TICK_SECONDS = 0.5
+_WORDS = {"loading": "loading the model", "text": "reading the prompt", "saving": "saving the clip"}
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds to wait for a worker. start: until it says hello. silence: without a sign of life, idle: without
+    progress, both only while it uses no processor time. cancel: until it has stopped; beginning: the same while it
+    has not begun to load. end: until it has ended when told to.
+    """
+
+    start: float = 180.0
+    silence: float = 30.0
+    idle: float = 300.0
+    cancel: float = 20.0
+    beginning: float = 3.0
+    end: float = 10.0
+
+
+class Dispatcher:
+    """`tell` gets every event; `check` raises KinetileError for a job that must not be begun as things are;
+    `expected` gives the seconds per stage to reckon with.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        keeper: Keeper,
+        tell: Callable[[Event], None],
+        check: Callable[[Job, PlanAnswer], None],
+        expected: Callable[[Job, PlanAnswer], dict[str, float]],
+        *,
+        batches: set[str] | None = None,
+        previews: bool = True,
+        patience: Patience | None = None,
+    ) -> None:
+        self._queue, self._keeper, self._tell = queue, keeper, tell
+        self._check, self._expected = check, expected
+        self.batches, self._previews = batches, previews
+        self._patience = patience or Patience()
+        self._changed = keeper.changed
+        self._stopping = False
+        self._draining = False
+        self._worker = 0
+        self._running: Job | None = None
+        self._outcome: Message | None = None
+        self._progress: JobProgress | None = None
+        self._preview: Preview | None = None
+        self._cancels: dict[int, bool] = {}
+        self.housekeeping: Callable[[], None] = lambda: None
+        keeper.on_message = self._hear
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take jobs."""
+        self._thread.start()
+
+    def stop(self, now: bool = False, finish: bool = False) -> None:
+        """Take no more jobs; the running one is waited for (`finish`), or stopped, at once with `now`."""
+        with self._changed:
+            self._draining = True
+            self._stopping = self._stopping or not finish or now
+            if self._running is not None and not (finish and not now):
+                self._cancels[self._running.id] = now or self._cancels.get(self._running.id, False)
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wake(self) -> None:
+        """The queue has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def cancel(self, identity: int, now: bool) -> None:
+        """Stop that job if it is the running one."""
+        with self._changed:
+            if self._running is not None and self._running.id == identity:
+                self._cancels[identity] = now or self._cancels.get(identity, False)
+                progress = self._progress
+                self._changed.notify_all()
+            else:
+                return
+        if progress is not None:
+            self._publish(replace(progress, stopping=True))
+
+    @property
+    def running(self) -> Job | None:
+        """The job that is being made."""
+        return self._running
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """How far it is."""
+        return self._progress
+
+    @property
+    def preview(self) -> Preview | None:
+        """Its newest picture."""
+        return self._preview
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = None if self._draining else self._queue.take(self.batches)
+                if job is not None:
+                    self._make(job)
+                elif self._draining:
+                    return
+                else:
+                    self.housekeeping()
+                    with self._changed:
+                        self._changed.wait(TICK_SECONDS)
+            except Exception:  # a full disk under the database, say: the queue must outlive it
+                _log.exception("the dispatcher met an error")
+                time.sleep(1)
+                if self._draining:
+                    return
+
+    def _make(self, job: Job) -> None:
+        with self._changed:
+            self._running, self._outcome, self._progress, self._preview = job, None, None, None
+            if self._stopping:
+                self._cancels[job.id] = False
+        self._tell(Event("job", job))
+        self._publish(JobProgress(job.id, "loading", 0, 1, 0.0))
+        try:
+            result, memory = self._attempt(job)
+            ended = self._record(lambda: self._finish(job, result, memory))
+        except Cancelled as error:
+            ended = self._fail(job, "cancelled", JobError(str(error), "Cancelled"))
+        except KinetileError as error:
+            detail = str(getattr(error, "detail", ""))
+            ended = self._fail(job, "failed", JobError(str(error), type(error).__name__, detail))
+        except Exception as error:
+            _log.exception("job %s met an error", job.id)
+            text = f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error})."
+            ended = self._fail(job, "failed", JobError(text))
+        finally:
+            with self._changed:
+                self._running, self._progress, self._preview = None, None, None
+                self._cancels.pop(job.id, None)
+        self._tell(Event("job", ended))
+        if ended.spec.fail_fast and ended.state == "failed":
+            self._tell(Event("queue"))
+
+    def _fail(self, job: Job, state: JobState, error: JobError) -> Job:
+        return self._record(lambda: self._queue.fail(job.id, state, error))
+
+    def _record(self, write: Callable[[], Job]) -> Job:
+        """What became of a job must be written before the next one is begun, however long the disk stays full."""
+        while True:
+            try:
+                return write()
+            except sqlite3.OperationalError as error:
+                _log.error("the queue's database can't be written: %s", error)
+                if self._stopping:  # the next start finds the job running, and its clip by the mark in its file
+                    raise
+                time.sleep(1)
+
+    def _finish(self, job: Job, result: JobResult, memory: int) -> Job:
+        request = job.spec.request
+        self._queue.measure(
+            Measured(
+                request.model,
+                engaged_key(result.plan),
+                int(request.width or 0),
+                int(request.height or 0),
+                int(request.frames or 0),
+                int(request.steps or 0),
+                forwards_of(request),
+                result.timings,
+                memory,
+            )
+        )
+        return self._queue.finish(job.id, result)
+
+    def _attempt(self, job: Job) -> tuple[JobResult, int]:
+        """Have the worker make the clip; returns it with the worker's peak of memory. Raises KinetileError."""
+        self._worker = self._keeper.start()
+        self._wait(job, self._keeper.is_ready, self._patience.start)
+        spec = job.spec
+        asked = self._keeper.put({"do": "plan", "request": to_data(spec.request), "recorded": spec.recorded_plan})
+        self._wait(job, asked.is_here, self._patience.start)
+        try:
+            plan: PlanAnswer = from_data(PlanAnswer, asked.take())
+        except WorkerGoneError:
+            raise self._died(job) from None
+        self._check(job, plan)
+        expected = self._expected(job, plan)
+        self._keeper.send(
+            {
+                "do": "generate",
+                "job": job.id,
+                "uid": job.uid,
+                "spec": to_data(spec),
+                "previews": self._previews,
+                "expected": expected,
+            }
+        )
+        self._wait(job, lambda: self._outcome is not None, None, working=True)
+        outcome = self._outcome
+        assert outcome is not None
+        if outcome["say"] == "done":
+            self._keeper.loaded = loaded_key(spec.request.model, plan.plan)
+            return from_data(JobResult, outcome["result"]), int(outcome.get("memory") or 0)
+        if outcome["say"] == "cancelled":
+            raise Cancelled(outcome["message"])
+        if outcome.get("out_of_memory"):
+            self._keeper.end(self._patience.end)  # only a process that ends gives everything back
+        raise error_from(outcome)
+
+    def _wait(self, job: Job, ready: Callable[[], bool], limit: float | None, working: bool = False) -> None:
+        """Until `ready`. Raises Cancelled or JobFailedError when the job is cancelled, the worker dies, hangs or takes
+        longer than `limit` seconds; a worker that does not obey is replaced.
+        """
+        begun, told, looked = time.monotonic(), 0.0, _Look()
+        while True:
+            with self._changed:
+                if ready():
+                    return
+                ended = self._keeper.is_gone(self._worker)
+                cancel = self._cancels.get(job.id)
+                if not ended and cancel is None:
+                    self._changed.wait(TICK_SECONDS)
+                elif not ended and working and not cancel:
+                    self._changed.wait(0.1)
+            if ready():
+                return
+            moment = time.monotonic()
+            if ended:
+                raise self._died(job)
+            if cancel is not None:
+                if not working:
+                    raise Cancelled("Stopped before it began.")
+                if not told:
+                    told = moment
+                    self._keeper.send({"do": "cancel", "job": job.id})
+                if cancel or moment - told > self._cancel_patience():
+                    self._replace(f"It was ended, since it did not stop {'at once' if cancel else 'in time'}.")
+                    raise Cancelled(f"Stopped while {self._place()}.")
+            if limit is not None and moment - begun > limit:
+                self._replace("It was ended, since it did not answer.")
+                raise JobFailedError(f"The worker did not begin within {limit:.0f} s: try the clip again.")
+            looked = self._look(looked, moment)
+
+    def _look(self, before: _Look, moment: float) -> _Look:
+        """Whether the worker still does something; if not, it is replaced and JobFailedError raised."""
+        silent, idle = moment - self._keeper.last_sign, moment - max(self._keeper.last_news, before.busy)
+        if silent < min(5.0, self._patience.silence / 2) and idle < self._patience.idle / 2:
+            return before
+        spent = self._keeper.cpu_seconds()
+        if before.cpu is None:
+            return _Look(spent, moment, before.busy)
+        if spent - before.cpu > 0.02 * max(1.0, moment - before.at):
+            return _Look(spent, moment, moment)
+        quiet = moment - max(self._keeper.last_sign, before.busy)
+        if quiet > self._patience.silence or idle > self._patience.idle:
+            place = self._place()
+            self._replace("It was ended, since it hung.")
+            raise JobFailedError(
+                f"The worker hung while {place}: nothing came from it for {min(silent, idle):.0f} s and it used no "
+                "processor time, so it was replaced. Try the clip again, with plain PyTorch if it hangs again: "
+                "--accel attention=sdpa,linear=stock,text_encoder_linear=stock,vae=stock."
+            )
+        return before
+
+    def _cancel_patience(self) -> float:
+        progress = self._progress
+        begun = progress is not None and (progress.stage != "loading" or progress.steps > 1)
+        return self._patience.cancel if begun else self._patience.beginning
+
+    def _replace(self, note: str) -> None:
+        self._keeper.kill(f"{note} A new worker takes its place.")
+
+    def _died(self, job: Job) -> KinetileError:
+        death = self._keeper.death(self._worker)
+        place = self._place()
+        if death is None or self._stopping:
+            return Cancelled(f"Stopped while {place}.")
+        error = JobFailedError(explain(death, place, self._keeper.memory_clause()))
+        error.detail = death.printed  # type: ignore[attr-defined]
+        return error
+
+    def _place(self) -> str:
+        """Where the running clip is, to complete "stopped while ..."."""
+        progress = self._progress
+        if progress is None:
+            return "beginning"
+        if progress.stage == "denoising":
+            return f"denoising, step {progress.step} of {progress.steps}"
+        return _WORDS.get(progress.stage, progress.stage)
+
+    # -- from the worker --
+
+    def _hear(self, message: Message, blob: bytes) -> None:
+        """Called by the listening thread."""
+        running = self._running
+        if running is None or message.get("job") != running.id:
+            return
+        if message["say"] != "progress":
+            with self._changed:
+                self._outcome = message
+                self._changed.notify_all()
+            return
+        number = self._preview.number if self._preview is not None else 0
+        if blob:
+            number += 1
+            frames = np.frombuffer(blob, np.uint8).reshape(message["shape"])
+            self._preview = Preview(running.id, number, frames)
+        self._publish(
+            JobProgress(
+                job=running.id,
+                stage=message["stage"],
+                step=int(message["step"]),
+                steps=int(message["steps"]),
+                fraction=float(message["fraction"]),
+                eta_seconds=message["eta_seconds"],
+                preview=number,
+                stopping=running.id in self._cancels,
+            )
+        )
+
+    def _publish(self, progress: JobProgress) -> None:
+        self._progress = progress
+        self._tell(Event("progress", progress=progress))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was seen of the worker: its CPU seconds at a moment (None: nothing yet, as nothing was suspicious), and when
+    it was last seen busy.
+    """
+
+    cpu: float | None = None
+    at: float = 0.0
+    busy: float = 0.0
+
+
+def loaded_key(model: str, plan: Mapping[str, Any]) -> str:
+    """What the worker holds in memory after a clip of this model with this plan."""
+    return f"{model} {engaged_key(plan)}"

@@ -1,0 +1,249 @@
+"""The owner of the queue: database, dispatcher, worker and the door for other processes, as one `Service`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from app import estimate as reckoning
+from app.answers import Accelerator, PlanAnswer
+from app.engine.acceleration_rows import with_last_clip
+from app.estimate import Estimate
+from app.models import family_for
+from app.paths import Home
+from app.plain import from_data, to_data, to_json
+from app.queue.dispatch import Dispatcher, Patience, loaded_key
+from app.queue.jobs import ENDED, History, Job, JobError, JobQueue, JobSpec, JobState, Removal
+from app.queue.keeper import Keeper
+from app.queue.news import LocalSubscription, News
+from app.queue.recovery import recover
+from app.queue.service import Event, Preview, Service, Snapshot
+from app.request import AccelPreferences, GenerationRequest
+from app.worker.machine_memory import free_memory
+from app.worker.supervisor import Launcher, ProcessWorker
+
+UNDO_SECONDS = 600.0
+"""How long a removal can be undone; then the clip's files go."""
+
+PLANS_KEPT = 200
+
+
+class LocalService(Service):
+    """The service of the process that holds the queue's lock; made by `open_service`.
+
+    batches: None to make every queued job, else only those of batches that are submitted or wanted here. previews:
+    have the worker send pictures. warm: start the worker now and import what it needs. `release` gives the lock free.
+    """
+
+    owner = True
+
+    def __init__(
+        self,
+        home: Home,
+        release: Callable[[], None] = lambda: None,
+        *,
+        all_batches: bool = True,
+        previews: bool = True,
+        warm: bool = False,
+        launch: Launcher = ProcessWorker,
+        patience: Patience | None = None,
+    ) -> None:
+        self.home, self._release = home, release
+        self.close_door: Callable[[], None] = lambda: None
+        self._patience = patience or Patience()
+        self._queue = JobQueue(home.database)
+        self._news = News()
+        self._stopped = threading.Lock()
+        self._plans: dict[str, PlanAnswer] = {}
+        self._waiting: tuple[int, tuple[Job, ...]] = (-1, ())
+        self._purged = 0.0
+        self.recovered = recover(self._queue)
+        self._keeper = Keeper(home, launch, warm)
+        self._keeper.on_started = self._note_worker
+        self._dispatcher = Dispatcher(
+            self._queue,
+            self._keeper,
+            self._news.tell,
+            self._check,
+            self._expected,
+            batches=None if all_batches else set(),
+            previews=previews,
+            patience=self._patience,
+        )
+        self._dispatcher.housekeeping = self._purge
+        self._keeper.on_status = self._tell_status
+        if warm:
+            self._keeper.start()
+        self._dispatcher.start()
+
+    def stop(self, now: bool = False, finish: bool = False) -> None:
+        self.close_door()
+        self._dispatcher.stop(now, finish)  # may be called again meanwhile, with less patience
+        if not self._stopped.acquire(blocking=False):
+            return
+        self._keeper.close(now, self._patience.end)
+        self._queue.set_fact("worker", None)
+        self._news.end()
+        self._queue.close()
+        self._release()
+
+    # -- the queue --
+
+    def submit(self, specs: Sequence[JobSpec], held: bool = False) -> tuple[Job, ...]:
+        jobs = self._queue.submit(specs, held=held)
+        for batch in {spec.batch for spec in specs}:
+            self._admit(batch)
+        return self._announce(jobs)
+
+    def want(self, batch: str) -> None:
+        self._admit(batch)
+        self._dispatcher.wake()
+
+    def get(self, ids: Sequence[int]) -> tuple[Job, ...]:
+        return self._queue.get(ids)
+
+    def snapshot(self) -> Snapshot:
+        version, changes = self._news.version, self._news.changes
+        known, waiting = self._waiting
+        if known != changes:
+            waiting = self._queue.waiting()
+            self._waiting = (changes, waiting)
+        running = self._dispatcher.running
+        status = self._keeper.status(running is not None)
+        return Snapshot(version, running, self._dispatcher.progress, waiting, status)
+
+    def move(self, identity: int, to: int) -> None:
+        self._queue.move(identity, to)
+        self._news.tell(Event("queue"))
+
+    def hold(self, ids: Sequence[int], held: bool = True) -> None:
+        self._queue.hold(ids, held)
+        self._announce(self._queue.get(ids))
+
+    def remove(self, ids: Sequence[int]) -> Removal:
+        removal = self._queue.remove(ids)
+        self._news.tell(Event("queue"))
+        return removal
+
+    def undo(self, removal: Removal) -> tuple[Job, ...]:
+        return self._announce(self._queue.undo(removal))
+
+    def duplicate(self, identity: int, new_seed: bool = False) -> Job:
+        return self._announce([self._queue.duplicate(identity, new_seed=new_seed)])[0]
+
+    def retry(self, identity: int) -> Job:
+        job = self._queue.retry(identity)
+        self._admit(job.spec.batch)
+        return self._announce([job])[0]
+
+    def cancel(self, ids: Sequence[int], now: bool = False) -> None:
+        ended = self._queue.cancel_queued(ids, JobError("Cancelled before it began.", "Cancelled"))
+        self._announce(ended)
+        for identity in set(ids) - {job.id for job in ended}:
+            self._dispatcher.cancel(identity, now)
+
+    def history(
+        self, search: str = "", offset: int = 0, limit: int = 50, states: Sequence[JobState] = ENDED
+    ) -> History:
+        return self._queue.history(search, offset, limit, states)
+
+    def known(self, keys: Sequence[str]) -> dict[str, Job]:
+        return self._queue.known(keys)
+
+    # -- news --
+
+    def subscribe(self) -> LocalSubscription:
+        return self._news.subscribe()
+
+    def preview(self, job: int) -> Preview | None:
+        found = self._dispatcher.preview
+        return found if found is not None and found.job == job else None
+
+    # -- answers from the worker --
+
+    def plan(self, request: GenerationRequest, recorded: Any = None) -> PlanAnswer:
+        same = request.model_copy(update={"prompt": "", "negative_prompt": None, "seed": None, "steps": None})
+        key = to_json([to_data(same), recorded])
+        if key not in self._plans:
+            question = {"do": "plan", "request": to_data(request), "recorded": recorded}
+            answer: PlanAnswer = from_data(PlanAnswer, self._keeper.ask(question))
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+            self._plans[key] = answer
+        return self._plans[key]
+
+    def estimate(self, request: GenerationRequest, folder: Path | None = None) -> Estimate:
+        return self._estimate(request, folder or self.home.outputs, self.plan(request))
+
+    def doctor(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._keeper.ask({"do": "doctor"})
+        return found
+
+    def accelerators(self, request: GenerationRequest) -> tuple[Accelerator, ...]:
+        rows = self._keeper.ask({"do": "accelerators", "request": to_data(request)})
+        done: tuple[JobState, ...] = ("done",)
+        last = self._queue.history(limit=1, states=done).jobs
+        return with_last_clip(tuple(from_data(Accelerator, row) for row in rows), last[0].result if last else None)
+
+    def preferences(self) -> AccelPreferences:
+        stored = self._queue.fact("accelerators")
+        return AccelPreferences() if stored is None else AccelPreferences(**stored)
+
+    def set_preferences(self, preferences: AccelPreferences) -> None:
+        asked = GenerationRequest(accel=preferences)
+        self.plan(family_for(asked.model).normalise(asked).request)
+        self._queue.set_fact("accelerators", preferences.model_dump())
+        self._news.tell(Event("queue"))
+
+    def unload(self) -> None:
+        self._keeper.send({"do": "unload"})
+        self._keeper.loaded = ""
+
+    # -- inside --
+
+    def _announce(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
+        for job in jobs:
+            self._news.tell(Event("job", job))
+        self._dispatcher.wake()
+        return tuple(jobs)
+
+    def _admit(self, batch: str) -> None:
+        if self._dispatcher.batches is not None:
+            self._dispatcher.batches = {*self._dispatcher.batches, batch}
+
+    def _tell_status(self) -> None:
+        self._news.tell(Event("worker", worker=self._keeper.status(self._dispatcher.running is not None)))
+
+    def _note_worker(self, pid: int, created: float) -> None:
+        self._queue.set_fact("worker", {"pid": pid, "created": created})
+
+    def _estimate(self, request: GenerationRequest, folder: Path, plan: PlanAnswer) -> Estimate:
+        engaged = reckoning.engaged_key(plan.plan)
+        reckoned = reckoning.times(self._queue.measured(request.model), request, engaged)
+        free, whose = free_memory()
+        loaded = self._keeper.loaded == loaded_key(request.model, plan.plan)
+        available = (free + self._keeper.memory, whose)
+        return reckoning.estimate(request, folder, plan.memory, reckoned, available, loaded=loaded)
+
+    def _check(self, job: Job, plan: PlanAnswer) -> None:
+        reckoning.refuse_blocked(self._estimate(job.spec.request, job.spec.folder, plan))
+
+    def _expected(self, job: Job, plan: PlanAnswer) -> dict[str, float]:
+        request, engaged = job.spec.request, reckoning.engaged_key(plan.plan)
+        return reckoning.times(self._queue.measured(request.model), request, engaged).stages
+
+    def _purge(self) -> None:
+        """Forget removals that nobody undid, and their files."""
+        now = time.time()
+        if now - self._purged < 30:
+            return
+        self._purged = now
+        for job in self._queue.purge(now - UNDO_SECONDS):
+            if job.result is not None:
+                for path in (job.result.output, job.result.poster, job.result.output.with_suffix(".json")):
+                    with contextlib.suppress(OSError):
+                        path.unlink()

@@ -1,0 +1,130 @@
+"""What the worker answers besides making clips: plan, doctor, accelerators. Runs in the worker's process only."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import accel
+from accel import doctor
+from accel.backends import backends
+from accel.types import Kind, Preferences, StageName
+from app.answers import Accelerator, PlanAnswer
+from app.engine import acceleration, loading
+from app.errors import CannotRunError, UsageError
+from app.estimate import memory_need
+from app.models import family_for
+from app.paths import Home
+from app.plain import from_data, to_data
+from app.request import GenerationRequest
+from app.worker.wire import Message
+
+SETTINGS: tuple[tuple[str, StageName, Kind], ...] = (
+    ("attention", "transformer", "attention"),
+    ("linear", "transformer", "linear"),
+    ("text_encoder_linear", "text_encoder", "linear"),
+    ("vae", "vae", "vae"),
+)
+"""Each setting of the preferences that chooses a backend, with its stage and kind."""
+
+
+def warm() -> None:
+    """Import what the first clip needs, so that it begins sooner."""
+    acceleration.machine()
+    loading.go_offline()
+    for name in ("torch", "diffusers", "transformers"):
+        importlib.import_module(name)
+
+
+def answer(message: Message, home: Home) -> Any:
+    """The answer to a message from the server, as plain data. Raises KinetileError."""
+    match message["do"]:
+        case "plan":
+            return to_data(_plan(_request(message), message.get("recorded"), home))
+        case "doctor":
+            return _doctor()
+        case "accelerators":
+            return [to_data(row) for row in accelerators(_request(message), home)]
+        case other:
+            raise UsageError(f"The worker knows no question {other!r}.")
+
+
+def _request(message: Message) -> GenerationRequest:
+    found: GenerationRequest = from_data(GenerationRequest, message["request"])
+    return found
+
+
+def _plan(request: GenerationRequest, recorded: Any, home: Home) -> PlanAnswer:
+    family = family_for(request.model)
+    decision = acceleration.decide(family, request, recorded, home.cache)
+    assert family.folder is not None, "decide refuses a model that is not on this machine"
+    described = acceleration.traits(family.folder, *_size(request), home.cache)
+    need = memory_need(family.folder, described, decision.data, request, _device_memory(decision.device))
+    return PlanAnswer(decision.data, acceleration.summary(decision.data), need, decision.differences)
+
+
+def _size(request: GenerationRequest) -> tuple[int, int, int]:
+    return int(request.width or 0), int(request.height or 0), int(request.frames or 0)
+
+
+def _device_memory(device: str) -> int:
+    """Bytes of the GPU that torch calls `device`, 0 for the CPU; Apple's GPUs share the machine's memory."""
+    index = device.partition(":")[2]
+    return next((gpu.memory for gpu in acceleration.machine().gpus if index.isdigit() and gpu.index == int(index)), 0)
+
+
+def _doctor() -> dict[str, Any]:
+    machine = acceleration.machine()
+    return doctor.as_data(machine, accel.make_plan(machine, doctor.TYPICAL))
+
+
+def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, ...]:
+    """Every backend of every setting, as it stands for `request` (its preferences included) on this machine."""
+    family = family_for(request.model)
+    if family.folder is None:
+        raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
+    described = acceleration.traits(family.folder, *_size(request), home.cache)
+    wishes = acceleration.preferences_of(request)
+    plan = acceleration.plan_for(described, wishes)
+    rows = []
+    for setting, stage, kind in SETTINGS:
+        engaged = plan.stage(stage)
+        if engaged is None:
+            continue
+        choice = getattr(engaged, kind)
+        for item in backends(kind):
+            name = item.name
+            on = choice.engaged == name or (item.reference and choice.engaged == "stock")
+            refusals = () if on else _refusals(described, replace(wishes, **{setting: name}))
+            rows.append(
+                Accelerator(
+                    setting=setting,
+                    stage=stage,
+                    name=name,
+                    title=item.title,
+                    state="on" if on else "unavailable" if refusals else "off",
+                    reasons=choice.reasons if on else refusals or _why_off(choice.reasons, item.exact, name),
+                    forced=on and choice.requested != "auto",
+                    exact=item.exact,
+                    reference=item.reference,
+                )
+            )
+    return tuple(rows)
+
+
+def _refusals(traits: accel.ModelTraits, wishes: Preferences) -> tuple[str, ...]:
+    """Why the wishes can't be kept, empty when they can."""
+    try:
+        accel.make_plan(acceleration.machine(), traits, wishes)
+    except accel.PlanError as error:
+        return tuple(error.reasons)
+    return ()
+
+
+def _why_off(reasons: tuple[str, ...], exact: bool, name: str) -> tuple[str, ...]:
+    """Why a backend that could run was not chosen, as far as the plan tells."""
+    told = tuple(reason.removeprefix(f"not {name}: ") for reason in reasons if reason.startswith(f"not {name}: "))
+    if told:
+        return told
+    return ("nothing faster was measured with it here",) if exact else ("approximate, so it is only used when chosen",)

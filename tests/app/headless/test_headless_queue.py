@@ -1,0 +1,307 @@
+"""The batch as a client of the queue: resume, fail-fast, estimates, and a queue that another process owns."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.headless import BatchSettings, run_batch
+from app.paths import Home
+from app.progress import Progress
+from app.queue.owner import LocalService
+from app.queue.service import Service, open_service
+from app.video import read_metadata
+from app.worker.supervisor import ROOT
+from tests.app.headless.batches import SMALL
+from tests.app.services import QUICK, ended, spec, until
+from tests.app.standin import StandIn
+from tests.app.workers import in_thread
+
+
+class Runs:
+    """Batches on the stand-in engine, in one home."""
+
+    def __init__(self, home: Home, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        self.out = folder / "clips"
+        self.stdout = self.stderr = ""
+
+    def preset(self, name: str, **changes: Any) -> str:
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps({"kinetile": 1, "request": SMALL | changes}), encoding="utf-8")
+        return str(path)
+
+    def run(self, *sources: str, make_engine: Any = StandIn, **settings: Any) -> int:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        chosen = BatchSettings(**{"out": self.out, "home": self.home, **settings})
+        launch = in_thread(make_engine)
+        code = run_batch(sources, chosen, stdout=stdout, stderr=stderr, launch=launch, patience=QUICK)
+        self.stdout, self.stderr = stdout.getvalue(), stderr.getvalue()
+        return code
+
+    @property
+    def clips(self) -> list[str]:
+        return sorted(path.name for path in self.out.glob("*.mp4"))
+
+
+@pytest.fixture
+def runs(home: Home, tmp_path: Path) -> Runs:
+    return Runs(home, tmp_path)
+
+
+def pressing(times: int, at_seed: int) -> Any:
+    """Stand-in engines during whose clip Ctrl-C is pressed."""
+
+    class Pressing(StandIn):
+        def generate(self, request: Any, on_progress: Any = None, *others: Any, **options: Any) -> Any:
+            def press(progress: Progress) -> None:
+                on_progress(progress)
+                if request.seed == at_seed and (progress.stage, progress.step) == ("denoising", 1):
+                    for _ in range(times):
+                        os.kill(os.getpid(), signal.SIGINT)
+
+            return super().generate(request, press, *others, **options)
+
+    return Pressing
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+
+
+def test_resume_makes_what_is_missing_and_nothing_twice(runs: Runs) -> None:
+    broken = runs.preset("broken", prompt="fault:fail:text")
+    lines = runs.folder / "many.jsonl"
+    lines.write_text("\n".join(json.dumps(SMALL | {"seed": 8}) for _ in range(2)), encoding="utf-8")
+    sources = (runs.preset("ball"), broken, str(lines))
+    assert runs.run(*sources) == 1
+    assert runs.clips == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
+    assert runs.run(*sources, resume=True) == 1
+    assert "Skipping 3 clips that an earlier run made" in runs.stdout
+    assert "Making 1 clip " in runs.stdout
+    assert runs.clips == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
+    for name in ("many-2-8.mp4", "many-2-8.png"):
+        (runs.out / name).unlink()
+    assert runs.run(*sources[2:], resume=True, as_json=True) == 0
+    document = json.loads(runs.stdout)
+    assert [(clip["state"], clip["skipped"]) for clip in document["clips"]] == [("done", True), ("done", False)]
+    assert runs.clips == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
+
+
+def test_resume_knows_a_random_seed_and_goes_on_with_its_series(runs: Runs) -> None:
+    source = runs.preset("ball", seed=None, steps=1)
+    assert runs.run(source, count=3) == 0
+    before = {read_metadata(path)["request"]["seed"] for path in runs.out.glob("*.mp4")}
+    assert max(before) - min(before) == 2
+    assert runs.run(source, count=3, resume=True) == 0
+    assert "Skipping 3 clips" in runs.stdout
+    next(runs.out.glob(f"*-{min(before) + 1}.mp4")).unlink()
+    assert runs.run(source, count=3, resume=True) == 0
+    assert {read_metadata(path)["request"]["seed"] for path in runs.out.glob("*.mp4")} == before
+    assert runs.run(source, count=3) == 0, "without --resume it is a new series"
+    assert len(runs.clips) == 6
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill cannot send Ctrl-C to itself on Windows")
+@pytest.mark.parametrize("named", [True, False])
+def test_ctrl_c_keeps_the_rest_queued_and_resume_goes_on(runs: Runs, named: bool) -> None:
+    source = runs.preset("ball", seed=40, steps=50)
+    assert runs.run(source, count=3, make_engine=pressing(1, 40)) == 130
+    assert "2 clips still queued" in runs.stdout
+    assert not runs.clips
+    assert runs.run(*([source] if named else []), **({"count": 3} if named else {}), resume=True) == 0
+    seeds = {read_metadata(path)["request"]["seed"] for path in runs.out.glob("ball-4*.mp4")}
+    assert {41, 42} <= seeds
+    assert (40 in seeds) == named, "the stopped one is made again where it is asked for"
+
+
+def test_ctrl_c_before_anything_is_queued_does_not_claim_that_it_is(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalService, "plan", interrupted)
+    assert runs.run(runs.preset("ball")) == 130
+    assert "0 of 1 made" in runs.stdout
+    assert "queued" not in runs.stdout
+    assert runs.run(resume=True) == 0
+    assert "Nothing is queued" in runs.stdout
+
+
+def test_resume_with_an_empty_queue_says_so(runs: Runs) -> None:
+    assert runs.run(resume=True) == 0
+    assert "Nothing is queued" in runs.stdout
+
+
+# -- failing ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_failure_stops_nothing_unless_fail_fast(runs: Runs) -> None:
+    sources = (runs.preset("a", seed=1), runs.preset("b", prompt="fault:fail:text"), runs.preset("c", seed=2))
+    assert runs.run(*sources) == 1
+    assert "2 of 3 made, 1 failed" in runs.stdout
+    assert "2/3 b-3: It broke." in runs.stderr
+    assert runs.run(*sources, fail_fast=True) == 1
+    assert "1 of 3 made, 1 failed" in runs.stdout
+    assert "(c-2: not begun)" in runs.stdout
+    assert "1 clip still queued" in runs.stdout
+
+
+def test_an_out_of_memory_fails_one_clip_and_says_which_knob(runs: Runs) -> None:
+    sources = (runs.preset("a", prompt="fault:memory:denoising"), runs.preset("b", seed=2))
+    assert runs.run(*sources) == 1
+    assert "Out of memory while denoising" in runs.stderr
+    assert "smaller size or fewer frames" in runs.stderr
+    assert runs.clips == ["b-2.mp4"]
+
+
+# -- dry run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_estimates_and_queues_nothing(runs: Runs) -> None:
+    source = runs.preset("ball")
+    assert runs.run(source, count=3, dry_run=True) == 0
+    assert "Estimate: nothing like it was made on this machine yet" in runs.stdout
+    assert "MiB of " in runs.stdout
+    assert "nothing was made" in runs.stdout
+    assert not runs.out.exists()
+    assert runs.run(source) == 0
+    assert runs.run(source, count=3, dry_run=True, as_json=True) == 0
+    clips = json.loads(runs.stdout)["clips"]
+    assert [clip["state"] for clip in clips] == ["waiting"] * 3
+    assert all(clip["estimate"]["seconds"] > 0 for clip in clips)
+    assert "Estimate: about " in runs.stderr
+    assert "reckoned from 1 clip like it" in runs.stderr
+    assert runs.run(resume=True) == 0
+    assert "Nothing is queued" in runs.stdout
+
+
+def test_a_dry_run_says_what_is_blocked_and_why(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.queue.owner.free_memory", lambda: (10_000_000, "the container"))
+    assert runs.run(runs.preset("ball"), count=3, dry_run=True) == 3
+    assert runs.stderr.count("is blocked") == 1, "said once"
+    assert "ball-3 is blocked: Not enough memory" in runs.stderr
+    assert "the container has 10 MiB free" in runs.stderr
+
+
+def test_a_dry_run_from_the_command_line_imports_no_torch(home: Home, tmp_path: Path) -> None:
+    preset = Runs(home, tmp_path).preset("ball")
+    script = f"""if True:
+        import sys
+        from app import cli
+        code = cli.main(["--headless", {preset!r}, "--dry-run", "--home", {str(home.root)!r}])
+        print(code, sorted({{"torch", "diffusers", "transformers"}} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout.endswith("Dry run: nothing was made.\n0 []\n"), done.stdout + done.stderr
+    assert "Estimate:" in done.stdout
+
+
+# -- a queue of another process ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(home: Home) -> Iterator[Service]:
+    """Something that owns the queue, as the page does."""
+    made = open_service(home, launch=in_thread(StandIn), patience=QUICK)
+    yield made
+    made.stop(now=True)
+
+
+def test_a_batch_hands_its_clips_to_the_owner_and_follows_them(runs: Runs, page: Service) -> None:
+    assert runs.run(runs.preset("ball"), count=2) == 0, runs.stderr
+    assert "handed over" in runs.stdout
+    assert "denoising" in runs.stdout
+    assert "2 of 2 made" in runs.stdout
+    assert runs.clips == ["ball-3.mp4", "ball-4.mp4"]
+    assert [job.spec.name for job in page.history().jobs] == ["ball", "ball"]
+    assert runs.run(runs.preset("ball"), count=2, dry_run=True) == 0
+    assert page.history().total == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill cannot send Ctrl-C to itself on Windows")
+def test_ctrl_c_of_a_batch_stops_its_own_clips_only(home: Home, tmp_path: Path) -> None:
+    runs = Runs(home, tmp_path)
+    page = open_service(home, launch=in_thread(pressing(1, 40)), patience=QUICK)
+    try:
+        (other,) = page.submit([spec(home.outputs, seed=99)])
+        assert runs.run(runs.preset("ball", seed=40, steps=60), count=2) == 130
+        assert ended(page, [other])[0].state == "done"
+        (waiting,) = page.snapshot().waiting
+        assert waiting.held, "it is not begun behind the back of who stopped it"
+    finally:
+        page.stop(now=True)
+
+
+def test_a_clip_that_the_page_cancels_or_removes_is_no_riddle(runs: Runs, page: Service) -> None:
+    def meddle() -> None:
+        running = until(lambda: (now := page.snapshot()).running is not None and len(now.waiting) == 1 and now)
+        page.remove([running.waiting[0].id])
+        page.cancel([running.running.id])
+
+    helper = threading.Thread(target=meddle)
+    helper.start()
+    assert runs.run(runs.preset("ball", steps=80), count=2) == 1
+    helper.join()
+    assert "(ball-3: stopped)" in runs.stdout
+    assert "0 of 2 made" in runs.stdout
+
+
+def test_a_batch_goes_on_when_the_owner_goes(runs: Runs, home: Home) -> None:
+    owner = open_service(home, launch=in_thread(StandIn), patience=QUICK)
+
+    def go() -> None:
+        until(lambda: owner.history().total == 1)
+        owner.stop()
+
+    helper = threading.Thread(target=go)
+    helper.start()
+    code = runs.run(runs.preset("ball", steps=20), count=4)
+    helper.join()
+    assert "has ended: going on here" in runs.stdout
+    made = len(runs.clips)
+    # The clip that ran when the owner stopped was stopped with it; all others are made.
+    assert (code, made) in ((0, 4), (1, 3)), runs.stdout + runs.stderr
+
+
+def test_an_owning_batch_finishes_what_it_was_making_for_another(runs: Runs, home: Home) -> None:
+    handed: list[Any] = []
+
+    def hand_over() -> None:
+        client = until(lambda: open_if_owned(home))
+        handed.extend(client.submit([spec(home.outputs, seed=77, steps=60), spec(home.outputs, seed=78)]))
+
+    helper = threading.Thread(target=hand_over)
+    helper.start()
+    assert runs.run(runs.preset("ball", steps=60)) == 0
+    helper.join()
+    after = open_service(home, launch=in_thread(StandIn), patience=QUICK)
+    try:
+        assert isinstance(after, LocalService)
+        first, second = ended(after, handed)
+        assert (first.state, second.state) == ("done", "done")
+        assert "Finishing a clip that another process handed over" in runs.stdout
+    finally:
+        after.stop()
+
+
+def open_if_owned(home: Home) -> Service | None:
+    """A client of whoever owns the queue; None while nobody does."""
+    from app.queue.handing_over import RemoteService
+    from app.queue.service import OwnerGoneError
+
+    try:
+        client = RemoteService(home)
+        return client if client.snapshot().running is not None else None
+    except OwnerGoneError:
+        return None

@@ -1,0 +1,107 @@
+"""What a batch refuses before anything loads: one sentence, the right code, nothing written."""
+
+import errno
+from collections import namedtuple
+from typing import Any
+
+import pytest
+
+from app.presets import encode_code
+from app.request import GenerationRequest
+from tests.app.headless.batches import SMALL, Batch
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"kinetile": 1, "request": {"steps": 3,}}', "line 1"),
+        ('{"kinetile": 1, "request": {"steps": "many"}}', "request.steps"),
+        ('{"kinetile": 1, "request": {"guidance": NaN}}', "NaN"),
+        ('{"kinetile": 1, "request": {"steps": 0}}', "request.steps"),
+        ('{"kinetile": 1, "request": {"seed": -1}}', "request.seed"),
+        ('{"kinetile": 1, "request": {"seed": 1152921504606846976}}', "request.seed"),
+        ('{"kinetile": 1, "request": {"stepps": 3}}', 'Did you mean "steps"?'),
+        ('{"kinetile": 1, "request": {"model": "nothing"}}', 'bad.json: model: "nothing" is not known'),
+        ('{"kinetile": 1, "request": {"seed": 9007199254740991, "count": 2}}', "bad.json: seed 9007199254740991"),
+        ('{"kinetile": 1, "request": {"image": "../../etc/passwd"}}', "request.image"),
+        ('{"kinetile": 1, "request": {"scheduler": "euler"}}', "scheduler"),
+        ('{"kinetile": 1, "request": {"accel": {"attention": "nonsense"}}}', "bad.json: accel: attention=nonsense"),
+        ('{"kinetile": 1, "request": {"accel": {"offload": "moon"}}}', "accel.offload"),
+        ('{"kinetile": 1, "name": "../../evil", "request": {}}', "name"),
+        ("", "bad.json"),
+    ],
+)
+def test_a_bad_preset_is_one_clear_sentence_and_nothing_is_written(
+    batch: Batch, no_loading: None, content: str, words: str
+) -> None:
+    path = batch.folder / "bad.json"
+    path.write_text(content, encoding="utf-8")
+    assert batch.run(batch.preset("good"), str(path)) == 2
+    assert words in batch.stderr
+    assert len(batch.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in batch.stderr
+    assert not batch.files
+
+
+def test_all_that_is_wrong_is_said_at_once(batch: Batch, no_loading: None) -> None:
+    code = encode_code(GenerationRequest.model_validate(SMALL))
+    flipped = code[:-1] + ("A" if code[-1] != "A" else "B")
+    assert batch.run(str(batch.folder / "missing.json"), flipped, batch.preset("zero", steps=0)) == 2
+    lines = batch.stderr.strip().splitlines()
+    assert len(lines) == 3
+    assert "missing.json" in lines[0]
+    assert "code" in lines[1]
+    assert "zero.json" in lines[2]
+
+
+@pytest.mark.parametrize("assignment", ["steps", "steps=0", "sttteps=1", "accel.vae.x=1", "count=0"])
+def test_a_bad_assignment_is_refused(batch: Batch, no_loading: None, assignment: str) -> None:
+    assert batch.run(batch.preset("good"), assignments=(assignment,)) == 2
+    assert "--set" in batch.stderr
+
+
+def test_a_forced_accelerator_that_cannot_run_is_refused(batch: Batch, no_loading: None) -> None:
+    # float16 fits no text encoder of this family, on any machine
+    assert batch.run(batch.preset("good"), assignments=("accel.dtype=float16",)) == 3
+    assert "float16" in batch.stderr
+    assert not batch.files
+
+
+def test_a_folder_that_cannot_be_written_is_found_first(batch: Batch, no_loading: None) -> None:
+    batch.out.write_text("in the way", encoding="utf-8")
+    assert batch.run(batch.preset("good")) == 3
+    assert str(batch.out) in batch.stderr
+    assert batch.out.read_text(encoding="utf-8") == "in the way"
+
+
+def test_a_read_only_folder_is_found_first(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("app.video.outputs.tempfile.TemporaryFile", refuse)
+    assert batch.run(batch.preset("good")) == 3
+    assert "permission denied" in batch.stderr
+
+
+def test_a_full_disk_is_found_first(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("app.video.outputs.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
+    assert batch.run(batch.preset("good")) == 3
+    assert "free" in batch.stderr
+    assert not batch.files
+
+
+def test_a_missing_encoder_is_found_first(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(batch.folder / "no-ffmpeg"))
+    assert batch.run(batch.preset("good")) == 3
+    assert "ffmpeg" in batch.stderr
+    assert not batch.files
+
+
+def test_dry_run_checks_everything_and_makes_nothing(batch: Batch, no_loading: None) -> None:
+    assert batch.run(batch.preset("odd", frames=15), count=2, dry_run=True) == 0
+    assert "Making 2 clips" in batch.stdout
+    assert "15 frames become 13" in batch.stdout
+    assert "nothing was made" in batch.stdout
+    assert not batch.files
+    assert batch.run(batch.preset("zero", steps=0), dry_run=True) == 2
