@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         dest="assignments",
         help="change a setting, such as steps=12",
     )
-    request.add_argument("--count", type=int, metavar="N", help="clips per request, with seeds one apart")
+    request.add_argument("--count", type=_count, metavar="N", help="clips per request, with seeds one apart")
     request.add_argument("--strict", action="store_true", help="refuse what would have to be adjusted")
     request.add_argument(
         "--accel",
@@ -99,6 +99,14 @@ def parser() -> argparse.ArgumentParser:
     page.add_argument("--auth", metavar="USER:PASSWORD", help="ask for this user and password")
     page.add_argument("--no-auth", action="store_true", help="with --listen: ask for nothing")
     return made
+
+
+def _count(text: str) -> int:
+    from app.request import MAX_COUNT
+
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_COUNT):
+        raise UsageError(f"--count {text}: a whole number of clips from 1 to {MAX_COUNT} is allowed.")
+    return int(text)
 
 
 def _folder(text: str) -> Path:

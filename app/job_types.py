@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ class JobSpec:
         apart.
         """
         ending = f"-{self.request.seed}"
-        return self.name.removesuffix(ending) + ending  # a clip made again is already called so
+        return re.sub(f"{ending}(-[0-9]+)?$", "", self.name) + ending  # a clip made again is already called so
 
 
 @dataclass(frozen=True)

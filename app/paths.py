@@ -16,6 +16,9 @@ from app.errors import CannotRunError, UsageError
 MAX_NAME = 1000
 """Longest relative name accepted, in characters."""
 
+OUTPUTS = "outputs"
+"""Name of the folder of finished clips below the data folder."""
+
 MAX_SEARCHED = 50_000
 """Most files looked at when a LoRA is searched by its base name."""
 
@@ -36,7 +39,7 @@ class Home:
     @property
     def outputs(self) -> Path:
         """Finished clips."""
-        return self._folder("outputs")
+        return self._folder(OUTPUTS)
 
     @property
     def presets(self) -> Path:

@@ -116,6 +116,9 @@ class _Batch:
         except KeyboardInterrupt:
             interrupts.asked = True
             follower.stop_now(self._outcomes)
+        except Exception:  # a mistake of ours: what was not begun stays queued, and no worker is left behind
+            follower.stop_now(self._outcomes)
+            raise
         finally:
             self._reporter.end()
         self._summarise(interrupts.asked)

@@ -15,7 +15,7 @@ from app import video
 from app.errors import KinetileError, UsageError
 from app.estimate import Estimate, disk_need
 from app.models import family_for
-from app.paths import Home, home
+from app.paths import OUTPUTS, Home, home
 from app.plain import to_data
 from app.presets import NamedRequest, read_source
 from app.queue.jobs import Job, JobSpec
@@ -45,7 +45,7 @@ class BatchSettings:
     @property
     def folder(self) -> Path:
         """Where the clips go, absolute: another process may make them."""
-        return (self.out or self.home.outputs).absolute()
+        return (self.out or self.home.root / OUTPUTS).absolute()
 
 
 @dataclass
@@ -109,17 +109,17 @@ def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outco
 
 
 def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:
-    assignments = list(settings.assignments)
+    asked = named.request.with_set(settings.assignments)
     if settings.count is not None:
-        assignments.append(f"count={settings.count}")
-    asked = named.request.with_set(assignments)
+        asked = asked.model_copy(update={"count": settings.count})
+    origin = named.origin if asked.model == named.request.model else f"--set model={asked.model}"
     try:
         family = family_for(asked.model)
         normalised = [(one, family.normalise(one, settings.strict)) for one in asked.expand()]
     except UsageError as error:
-        raise UsageError(f"{named.origin}: {error}") from None
+        raise UsageError(f"{origin}: {error}") from None
     # A clip's recorded accelerators are used again, unless the person asks for others now.
-    forced = any(item.startswith("accel.") for item in assignments)
+    forced = any(item.startswith("accel.") for item in settings.assignments)
     recorded = None if forced or named.metadata is None else named.metadata.get("plan")
     content = _content(asked)
     seen[content] += 1  # the same line twice in a batch asks for two clips

@@ -23,6 +23,7 @@ from app.plain import from_data, to_data
 from app.queue.jobs import Job, JobError, JobQueue, JobResult, JobState
 from app.queue.keeper import Keeper, WorkerGoneError, error_from
 from app.queue.service import Event, JobProgress, Preview
+from app.video import outputs
 from app.worker.supervisor import explain
 from app.worker.wire import Message
 
@@ -168,6 +169,8 @@ class Dispatcher:
             text = f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error})."
             ended = self._fail(job, "failed", JobError(text))
         finally:
+            if self._keeper.is_gone(self._worker):  # a process that was ended could not tidy up
+                outputs.remove_drafts(job.spec.folder, job.uid)
             with self._changed:
                 self._running, self._progress, self._preview = None, None, None
                 self._cancels.pop(job.id, None)

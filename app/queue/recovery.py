@@ -36,8 +36,10 @@ def _settle(queue: JobQueue, job: Job) -> Job:
         except UsageError:
             continue
         if metadata.get("job") == job.uid:
+            outputs.remove_drafts(job.spec.folder, job.uid)
             return queue.finish(job.id, _result(path, metadata))
     _remove_lone_posters(job.spec.folder, outputs.safe_stem(job.spec.stem))
+    outputs.remove_drafts(job.spec.folder, job.uid)
     begun = time.strftime("%H:%M", time.localtime(job.started))
     error = JobError(
         f"Kinetile was ended while it made this clip (begun at {begun}): retry the job to make it again.", "Crashed"

@@ -71,14 +71,14 @@ def save(
     metadata: Mapping[str, Any],
     crf: int = DEFAULT_CRF,
     *,
-    root: Path | None = None,
+    uid: str = "",
 ) -> SavedClip:
     """Write ``frames`` (uint8, (frames, height, width, 3), RGB) as ``folder``/name.mp4, with a poster name.png.
 
-    The name comes from any text ``stem`` through `outputs.safe_stem`, numbered when taken. With ``root``, a folder that
-    leads outside it is refused. ``fps`` in frames per second; 23.976 means 24000/1001.
+    The name comes from any text ``stem`` through `outputs.safe_stem`, numbered when taken. Drafts carry the ``uid`` of
+    a job, see `outputs.remove_drafts`. ``fps`` in frames per second; 23.976 means 24000/1001.
 
-    Raises UsageError for a bad fps, crf or folder, before anything is written. Raises CannotRunError (disk, encoder) or
+    Raises UsageError for a bad fps or crf, before anything is written. Raises CannotRunError (disk, encoder) or
     JobFailedError when saving fails: nothing stands under a final name then, and the frames are kept as PNG pictures in
     a folder that the error names.
     """
@@ -87,15 +87,13 @@ def save(
         raise UsageError(
             f"The quality crf is {crf}; it must lie between {CRF_RANGE[0]} (best) and {CRF_RANGE[1]} (smallest file)."
         )
-    if root is not None:
-        folder = outputs.under(root, folder)
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
         raise JobFailedError(
             f"There is no clip to save: uint8 RGB frames were expected, not {frames.dtype} {frames.shape}."
         )
     data = plain(metadata)
     try:
-        return _save(frames, rate, folder, stem, data, crf)
+        return _save(frames, rate, folder, stem, data, crf, uid)
     except Exception as error:  # whatever it is, the frames have cost more than the file
         told = _told_error(error, folder)
         kept = _keep_frames(frames, rate, folder, stem, data)
@@ -138,7 +136,9 @@ def decode_frames(path: Path | str) -> Frames:
     return np.ascontiguousarray(decode(path, facts.frames, facts.height, facts.width)[:, :height, :width])
 
 
-def _save(frames: Frames, rate: Fraction, folder: Path, stem: str, metadata: dict[str, Any], crf: int) -> SavedClip:
+def _save(
+    frames: Frames, rate: Fraction, folder: Path, stem: str, metadata: dict[str, Any], crf: int, uid: str
+) -> SavedClip:
     height, width = frames.shape[1:3]
     even = _even(frames)
     text = _json(metadata)
@@ -150,7 +150,7 @@ def _save(frames: Frames, rate: Fraction, folder: Path, stem: str, metadata: dic
             f"The clip is {width}x{height}, but H.264 needs even sides: its edge pixels are repeated, and the file "
             f"is {even.shape[2]}x{even.shape[1]}."
         )
-    with outputs.drafting(folder, stem) as draft:
+    with outputs.drafting(folder, stem, uid) as draft:
         _write_poster(_representative(frames), draft.file(".png"))
         _write_tags(draft, text, note)
         encode(even, rate, crf, draft.file(".mp4"), draft.file(".txt"))

@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from app.errors import CannotRunError, KinetileError, UsageError
-from app.paths import is_device, relative_name
+from app.errors import CannotRunError, KinetileError
+from app.paths import is_device
 
 MAX_STEM_BYTES = 120
 FALLBACK_STEM = "clip"
@@ -59,28 +59,6 @@ def _clean(text: str) -> str:
 
 def _cut(stem: str) -> str:
     return stem.encode()[:MAX_STEM_BYTES].decode(errors="ignore").rstrip(_ENDS)
-
-
-def folder_under(root: Path, name: str) -> Path:
-    """The folder ``name`` (relative, both slashes read) below ``root``, links resolved; nothing is created.
-
-    Raises UsageError when the name is absolute, has a drive, ``..`` or a device name, or leads outside through a link.
-    """
-    try:
-        relative = relative_name(name)
-    except ValueError as error:
-        raise UsageError(
-            f"The output folder name {name[:80]!r} {error}; use a relative name such as 'rockets'."
-        ) from error
-    return under(root, root / relative)
-
-
-def under(root: Path, folder: Path) -> Path:
-    """``folder`` with links resolved, if it is ``root`` (which may be a link) or lies below it; else UsageError."""
-    home, target = root.resolve(), folder.resolve()
-    if not target.is_relative_to(home):
-        raise UsageError(f"The output folder {folder} leads to {target}, outside {home}; use another folder.")
-    return target
 
 
 def check_space(folder: Path, needed: int) -> None:
@@ -135,10 +113,10 @@ def size_text(size: int) -> str:
 class Draft:
     """The files of one clip while they are written; see `drafting`."""
 
-    def __init__(self, folder: Path, stem: str) -> None:
+    def __init__(self, folder: Path, stem: str, token: str) -> None:
         self.folder = folder
         self.stem = stem
-        self._token = secrets.token_hex(4)
+        self._token = token
         self._files: dict[str, Path] = {}
 
     def file(self, suffix: str) -> Path:
@@ -189,25 +167,35 @@ class Draft:
 
 
 @contextmanager
-def drafting(folder: Path, stem: str) -> Iterator[Draft]:
+def drafting(folder: Path, stem: str, uid: str = "") -> Iterator[Draft]:
     """A Draft in ``folder`` (made if missing) named after any text ``stem``; what was not published is gone afterwards.
+
+    With the ``uid`` of a job (hexadecimal), `remove_drafts` finds what a process left that was killed meanwhile.
 
     A system that refuses the name for reasons of its own (a path limit) gets "clip" instead. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
-    draft = Draft(folder, safe_stem(stem))
+    token = uid[:8] or secrets.token_hex(4)
+    draft = Draft(folder, safe_stem(stem), token)
     try:
         draft.file(CLIP_SUFFIXES[0])
     except OSError as error:
         if error.errno not in _BAD_NAME or draft.stem == FALLBACK_STEM:
             raise
-        draft = Draft(folder, FALLBACK_STEM)
+        draft = Draft(folder, FALLBACK_STEM, token)
         draft.file(CLIP_SUFFIXES[0])
     try:
         yield draft
     finally:
         draft.discard()
+
+
+def remove_drafts(folder: Path, uid: str) -> None:
+    """Remove what a killed process left of the clip of the job with that ``uid``."""
+    for draft in folder.glob(f".*-{uid[:8]}.*.partial"):
+        with suppress(OSError):
+            draft.unlink()
 
 
 def new_folder(parent: Path, stem: str) -> Path:

@@ -58,7 +58,7 @@ def render(
     if on_progress is not None:
         on_progress(Progress("saving", 0, 1, 0.99))
     made = time.perf_counter()
-    saved = video.save(clip.frames, clip.fps, spec.folder, spec.stem, metadata(spec, clip, uid))
+    saved = video.save(clip.frames, clip.fps, spec.folder, spec.stem, metadata(spec, clip, uid), uid=uid)
     ended = time.perf_counter()
     timings = {**clip.timings, "save": ended - made, "total": ended - begun}
     if on_progress is not None:

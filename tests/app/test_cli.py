@@ -90,7 +90,9 @@ def test_the_options_are_these_and_no_others() -> None:
     [
         (["--nonsense"], "--nonsense"),
         (["preset.json"], "preset.json"),
-        (["--headless", "--count", "many"], "many"),
+        (["--headless", "--count", "many"], "--count many: a whole number of clips from 1 to 1000"),
+        (["--headless", "--count", "5000"], "--count 5000"),
+        (["--headless", "--count", "0"], "--count 0"),
         (["--headless", "--share", "x"], "not allowed with"),
         (["--headless", "--accel", "attention"], "--accel attention: KEY=VALUE was expected"),
         (["--headless", "--head"], "--head"),

@@ -54,6 +54,16 @@ def test_all_that_is_wrong_is_said_at_once(batch: Batch, no_loading: None) -> No
     assert "zero.json" in lines[2]
 
 
+def test_an_unknown_model_is_blamed_on_what_named_it(batch: Batch, no_loading: None) -> None:
+    assert batch.run(batch.preset("good"), assignments=("model=nothing",)) == 2
+    assert batch.stderr.startswith("--set model=nothing: ")
+
+
+def test_a_refused_run_makes_no_outputs_folder(batch: Batch, no_loading: None) -> None:
+    assert batch.run(batch.preset("zero", steps=0), out=None) == 2
+    assert not (batch.home.root / "outputs").exists()
+
+
 @pytest.mark.parametrize("assignment", ["steps", "steps=0", "sttteps=1", "accel.vae.x=1", "count=0"])
 def test_a_bad_assignment_is_refused(batch: Batch, no_loading: None, assignment: str) -> None:
     assert batch.run(batch.preset("good"), assignments=(assignment,)) == 2

@@ -67,11 +67,12 @@ def test_a_job_without_its_clip_has_crashed_and_the_rest_stays_queued(queue: Job
 def test_a_poster_that_came_alone_goes_and_no_other_file(queue: JobQueue, tmp_path: Path) -> None:
     job = begun(queue, tmp_path)
     saved(job, "of another job")  # ball-3.mp4, ball-3.png
-    draft = tmp_path / ".ball-3-0123abcd.png.partial"
+    draft = tmp_path / f".ball-3-{job.uid[:8]}.png.partial"
     draft.write_bytes(b"a poster")
     os.link(draft, tmp_path / "ball-3-2.png")  # named, and then the process died
     (tmp_path / "ball-3-note.png").write_bytes(b"a person's own")
     recover(queue)
+    assert not draft.exists()
     left = {path.name for path in tmp_path.glob("[!.]*") if path.suffix in (".png", ".mp4")}
     assert left == {"ball-3.mp4", "ball-3.png", "ball-3-note.png"}
 
