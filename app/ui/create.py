@@ -20,6 +20,7 @@ from app.ui import create_endpoints
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, RANDOM, REUSE, values_of
 from app.ui.live import Live
+from app.ui.rows import HEARD
 from app.ui.saved import restored
 from app.ui.sizes import ASPECTS, CUSTOM, QUALITIES, choice_of, size_of
 
@@ -152,8 +153,8 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
 
     size = [parts["width"], parts["height"]]
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
-    gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **QUICK)
-    parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **QUICK)
+    gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **HEARD)
+    parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **HEARD)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
     parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
@@ -163,7 +164,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     def reuse(event: gr.EventData) -> list[Any]:
         return context.form.fill(context.service.get([_number(event)])[0].spec.request)
 
-    stage.select(told(reuse), None, fields, **QUICK)
+    stage.select(told(reuse), None, fields, **HEARD)
 
     page.load(restored, [store], fields, **QUICK).then(None, None, None, js=_RESTORED, **PRIVATE)
 
