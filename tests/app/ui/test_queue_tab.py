@@ -231,3 +231,23 @@ def test_the_queue_is_the_same_in_every_browser(new_tab: Callable[..., Tab], ser
     one.open().show("Queue and history")
     card(one, "long one").get_by_text("cancelled").first.wait_for()
     ended(client, long, "cancelled")
+
+
+def test_holding_and_queueing_once_more_by_clicking(tab: Tab, served: Served) -> None:
+    client = served.client()
+    long = client.predict({**SMALL, "prompt": "keeps it busy", "steps": 600}, api_name="/generate")[0]["id"]
+    job = client.predict({**SMALL, "prompt": "to be held"}, api_name="/generate")[0]["id"]
+    tab.show("Queue and history")
+    tab.page.get_by_role("button", name=f"Hold job {job}").click()
+    tab.page.get_by_role("button", name=f"Release job {job}").wait_for()
+    assert [one["held"] for one in client.predict(api_name="/queue")["waiting"]] == [True]
+    tab.page.get_by_role("button", name=f"Queue job {job} once more").click()
+    tab.page.wait_for_function("document.querySelectorAll('#kt-queue .kt-list .kt-name').length === 2")
+    twin = next(one for one in client.predict(api_name="/queue")["waiting"] if one["id"] != job)
+    assert twin["request"]["prompt"] == "to be held"
+    tab.page.get_by_role("button", name=f"Release job {job}").click()
+    tab.page.get_by_role("button", name=f"Hold job {job}").wait_for()
+    client.predict(long, api_name="/job_cancel")
+    ended(client, job, "done")
+    ended(client, twin["id"], "done")
+    assert tab.errors == []
