@@ -39,6 +39,7 @@ class Settings:
     """What is measured with. model: folder of a diffusers pipeline, None when only shapes are measured.
 
     contenders: names of CONTENDERS, empty for each section's own. preferences: for the plans of all contenders.
+    layers: how many of a large model's are run, 0 for as many as memory and time allow.
     """
 
     machine: Machine
@@ -48,6 +49,7 @@ class Settings:
     clip: dict[str, Any] = field(default_factory=dict)
     scale: Scale = "full"
     rounds: int = 5
+    layers: int = 0
     profile: bool = False
 
     def chosen(self, *usual: str) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ def clip(settings: Settings, end: float) -> Section:
 def shape(settings: Settings, end: float, work: Work) -> Section:
     """One call of one module with random weights."""
     names = settings.chosen("plain-fp32", "plain-bf16", "auto")
-    cut = work.cuts[-1] if settings.scale == "tiny" else fitting(settings, work, len(names), end - time.monotonic())
+    cut = fitting(settings, work, len(names), end - time.monotonic())
     jobs = {name: settings.job(name, work=work.name, cut=cut, scale=settings.scale) for name in names}
     whole = "" if cut == work.cuts[0] else f"; {_amount(work, cut)} of {_amount(work, work.cuts[0])}"
     measured = {"cut": cut, "teraflops": work.flops(cut) / 1e12}
@@ -164,7 +166,12 @@ NEEDS_MODEL = ("clip", "busy", "threads")
 
 
 def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> Any:
-    """The largest cut of `work` that this machine can hold for all contenders and run three times in `seconds`."""
+    """The cut that was asked for, else the largest of `work` that this machine can hold for all contenders and run
+    three times in `seconds`."""
+    if settings.scale == "tiny":
+        return work.cuts[-1]
+    if settings.layers and work.stage != "vae":
+        return min(settings.layers, work.cuts[0])
     machine = settings.machine
     product = machine.figure("fp32", "linear_float32_ms") or 10.0
     speed = machine.cores.usable * 2 * 512**3 / (product / 1e3) * SHARE_OF_PEAK

@@ -141,6 +141,8 @@ class Contender:
     preferences: dict[str, str] = field(default_factory=dict)
 
 
+SGL_INT8 = {"attention": "sgl_amx", "linear": "sgl_amx_int8", "text_encoder_linear": "sgl_amx_int8"}
+
 CONTENDERS = {
     item.name: item
     for item in (
@@ -150,5 +152,12 @@ CONTENDERS = {
         Contender("fp32", preferences={"dtype": "float32"}),
         Contender("int8", preferences={"linear": "dynamic_int8"}),
         Contender("compiled", preferences={"compile": "yes"}),
+        Contender("onednn", preferences={"linear": "onednn_bf16", "text_encoder_linear": "onednn_bf16"}),
+        Contender(
+            "sgl",
+            preferences={"attention": "sgl_amx", "linear": "sgl_amx_bf16", "text_encoder_linear": "sgl_amx_bf16"},
+        ),
+        Contender("sgl-int8", preferences=SGL_INT8),
+        Contender("sgl-int8-compiled", preferences={**SGL_INT8, "compile": "yes"}),
     )
 }
