@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +112,10 @@ def _why_not_module(component: nn.Module, name: str, module: nn.Linear, backend:
         return f"its weight is on {weight.device.type}"
     if backend.blocks_only and not _in_blocks(component, name):
         return "outside the repeated blocks: small and sensitive"
-    return backend.why_not_weight(module.out_features, module.in_features, str(weight.dtype).removeprefix("torch."))
+    sensitive: Callable[[str], str] = getattr(backend, "why_not_name", lambda name: "")
+    return sensitive(name) or backend.why_not_weight(
+        module.out_features, module.in_features, str(weight.dtype).removeprefix("torch.")
+    )
 
 
 def _in_blocks(component: nn.Module, name: str) -> bool:

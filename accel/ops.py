@@ -1,4 +1,4 @@
-"""The three custom ops that every accelerated call goes through, each with a fake kernel, so torch.compile sees no
+"""The custom ops that every accelerated call goes through, each with a fake kernel, so torch.compile sees no
 graph break.
 
 An op's body looks up its slot by number, tries the backend, and on Refused runs the reference and counts the reason.
@@ -12,8 +12,9 @@ import heapq
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -105,9 +106,18 @@ def attention(
         out = place.backend.run(call)
     except Refused as refusal:
         place.tally.fell_back(str(refusal))
-        return attend(call)
+        return _otherwise(place.backend, call)
     place.tally.served()
     return out
+
+
+def _otherwise(backend: AttentionBackend, call: AttentionCall) -> torch.Tensor:
+    """A refused call, by the backend's second choice where it names one that takes the call, else by the reference."""
+    second: AttentionBackend | None = getattr(backend, "second", None)
+    if second is not None:
+        with suppress(Refused):
+            return second.run(call)
+    return attend(call)
 
 
 @attention.register_fake
@@ -128,12 +138,7 @@ def packed_linear(
     inputs: torch.Tensor, bias: torch.Tensor | None, slot: torch.Tensor, out_features: int
 ) -> torch.Tensor:
     """`inputs @ weight.T + bias` over the last dim, with the weight packed in `slot` (int64 scalar tensor)."""
-    place = LINEARS[int(slot)]
-    if inputs.dtype != place.dtype:
-        # stock torch raises here too, in the same words a person would look up
-        raise RuntimeError(
-            f"expected input and weight to have the same dtype, but got: {inputs.dtype} != {place.dtype}"
-        )
+    place = _linear(slot, inputs.dtype)
     rows = inputs.reshape(-1, inputs.shape[-1])
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
@@ -148,9 +153,50 @@ def packed_linear(
     return out.view(*inputs.shape[:-1], out_features)
 
 
+def _linear(slot: torch.Tensor, dtype: torch.dtype) -> LinearSlot:
+    place = LINEARS[int(slot)]
+    if dtype != place.dtype:
+        # stock torch raises here too, in the same words a person would look up
+        raise RuntimeError(f"expected input and weight to have the same dtype, but got: {dtype} != {place.dtype}")
+    return place
+
+
 @packed_linear.register_fake
 def _(inputs: torch.Tensor, bias: torch.Tensor | None, slot: torch.Tensor, out_features: int) -> torch.Tensor:
     return inputs.new_empty((*inputs.shape[:-1], out_features))
+
+
+@torch.library.custom_op("accel::quantised_linear", mutates_args=())
+def quantised_linear(
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    slot: torch.Tensor,
+    out_features: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As `packed_linear`, for inputs (..., in) that compiled code has quantised, with scales (..., 1); in `dtype`."""
+    place = _linear(slot, dtype)
+    shape = (*rows.shape[:-1], out_features)
+    if not rows.numel():
+        place.tally.fell_back("no rows")
+        return rows.new_empty(shape, dtype=dtype)
+    matrix: Any = place.matrix
+    out = matrix.run_quantised(rows.reshape(-1, rows.shape[-1]).contiguous(), scales.reshape(-1, 1).contiguous(), bias)
+    place.tally.served()
+    return out.view(shape)
+
+
+@quantised_linear.register_fake
+def _(
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    slot: torch.Tensor,
+    out_features: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return rows.new_empty((*rows.shape[:-1], out_features), dtype=dtype)
 
 
 @torch.library.custom_op("accel::conv3d", mutates_args=())

@@ -1,5 +1,5 @@
-"""Exact weights that an installation must be able to give back: kept in memory, or read again from the file they came
-from.
+"""Exact weights that an installation must be able to give back: kept in the host's memory, or read again from the file
+they came from.
 
 A file counts only when it was read once and gave the very bits that are in memory (after the cast that loading did), so
 weights changed since loading, by a fused LoRA say, are kept. Reading costs one pass over the file at installing and
@@ -64,10 +64,11 @@ class Original:
 
     def __init__(self, tensor: torch.Tensor, file: WeightsFile | None, name: str) -> None:
         """`tensor` is only held on to when the file can't give it back."""
-        self.dtype, self.file, self.name = tensor.dtype, file, name
+        self.dtype, self.device, self.file, self.name = tensor.dtype, tensor.device, file, name
         stored = file.read(name) if file is not None else None
-        same = stored is not None and same_bits(stored.to(tensor.dtype), tensor)
-        self.kept: torch.Tensor | None = None if same else tensor
+        same = stored is not None and same_bits(stored.to(tensor.device).to(tensor.dtype), tensor)
+        # a GPU's memory is what the smaller format is for
+        self.kept: torch.Tensor | None = None if same else tensor.cpu()
 
     @property
     def kept_bytes(self) -> int:
@@ -76,16 +77,16 @@ class Original:
     def read(self) -> torch.Tensor:
         """The exact tensor, as a new one. Raises RuntimeError when the file is gone or changed size."""
         if self.kept is not None:
-            return self.kept.clone()
+            return self.kept.to(self.device, copy=True)
         stored = self.file.read(self.name) if self.file is not None else None
         if stored is None:
             where = self.file.folder if self.file is not None else "its file"
             raise RuntimeError(f"the weight {self.name} can't be read again from {where}; load the model anew")
-        return stored.to(self.dtype).clone()
+        return stored.to(self.dtype).to(self.device, copy=True)
 
     def replace(self, tensor: torch.Tensor) -> None:
         """`tensor` is the exact weight from now on; the file no longer is."""
-        self.kept, self.file = tensor.clone(), None
+        self.kept, self.file = tensor.to("cpu", copy=True), None
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

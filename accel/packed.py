@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from accel.backends.runtime import Counting, LinearBackend, PackedMatrix
-from accel.ops import LINEARS, Lease, LinearSlot, packed_linear
+from accel.fp8 import quantise_rows
+from accel.ops import LINEARS, Lease, LinearSlot, packed_linear, quantised_linear
 from accel.originals import Original
 
 
@@ -34,7 +35,7 @@ class Packing:
         self, parameter: nn.Parameter, backend: LinearBackend, tally: Counting, original: Original | None
     ) -> None:
         self.parameter, self.backend, self.original = parameter, backend, original
-        self.shape, self.dtype = parameter.shape, parameter.dtype
+        self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
         self.writes = 0
         self.matrix: PackedMatrix = backend.pack(parameter.data)
         # weakly: a model that is dropped without remove() must free its slots
@@ -42,7 +43,7 @@ class Packing:
         self.slot = LINEARS.add(LinearSlot(self.matrix, self.dtype, lambda: read()(), tally))  # type: ignore[misc]
         self.lease: Lease | None = Lease(LINEARS, self.slot)
         self.number = torch.tensor(self.slot, dtype=torch.int64)
-        parameter.data = torch.empty(0, dtype=self.dtype)
+        parameter.data = torch.empty(0, dtype=self.dtype, device=self.device)
         self.weight = nn.Parameter(PackedWeight(self), requires_grad=False)
 
     def read(self) -> torch.Tensor:
@@ -57,7 +58,7 @@ class Packing:
         """Make `weight` the weight: packs it, and keeps it where the format would lose it."""
         if weight.shape != self.shape:
             raise RuntimeError(f"a packed weight of shape {tuple(self.shape)} can't become {tuple(weight.shape)}")
-        weight = weight.detach().to(self.dtype)
+        weight = weight.detach().to(self.device, self.dtype)
         self.matrix = self.backend.pack(weight)
         if self.original is not None:
             self.original.replace(weight)
@@ -78,7 +79,7 @@ class PackedWeight(torch.Tensor):
     @staticmethod
     def __new__(cls, packing: Packing) -> PackedWeight:
         tensor: PackedWeight = torch.Tensor._make_wrapper_subclass(
-            cls, packing.shape, dtype=packing.dtype, device=torch.device("cpu")
+            cls, packing.shape, dtype=packing.dtype, device=packing.device
         )
         tensor.packing = packing
         return tensor
@@ -144,17 +145,19 @@ class PackedLinear(nn.Linear):
             destination[prefix + "weight"] = self.accel_packing.read()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedLinear:
-        probe = fn(torch.empty(0, dtype=self.weight.dtype))
+        probe = fn(torch.empty(0, dtype=self.weight.dtype, device=self.weight.device))
         if (probe.dtype, probe.device) != (self.weight.dtype, self.weight.device):
             raise RuntimeError(
-                f"a packed linear stays {self.weight.dtype} on the CPU; call remove() on the installation before "
-                f"moving or casting the model to {probe.dtype} on {probe.device}"
+                f"a packed linear stays {self.weight.dtype} on {self.weight.device}; call remove() on the installation "
+                f"before moving or casting the model to {probe.dtype} on {probe.device}"
             )
-        weight = self._parameters.pop("weight")
+        # the number is read at every call, so it stays on the CPU, where reading it waits for nothing
+        weight, number = self._parameters.pop("weight"), self._buffers.pop("accel_number")
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
             self._parameters = {"weight": weight, **self._parameters}
+            self._buffers["accel_number"] = number
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
@@ -165,6 +168,19 @@ class PackedLinear(nn.Linear):
     def __reduce_ex__(self, protocol: Any) -> Any:
         weight = nn.Parameter(self.accel_packing.read(), requires_grad=False)
         return _plain, (self.in_features, self.out_features, self.training, weight, self.bias)
+
+
+class QuantisedLinear(PackedLinear):
+    """A PackedLinear whose inputs are quantised by plain torch in compiled code, where that becomes part of what stands
+    before it and is done once for linears that share their input."""
+
+    accel_form: torch.dtype
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            return super().forward(input)
+        rows, scales = quantise_rows(input, self.accel_form)
+        return quantised_linear(rows, scales, self.bias, self.accel_number, self.out_features, input.dtype)
 
 
 def _plain(
@@ -180,8 +196,9 @@ def _plain(
 def pack_module(module: nn.Linear, packing: Packing) -> None:
     """Swap `module`, a plain nn.Linear holding `packing`'s parameter, to PackedLinear."""
     swapped: Any = module
-    swapped.__class__ = PackedLinear
-    swapped.accel_packing = packing
+    form = getattr(packing.matrix, "form", None)
+    swapped.__class__ = PackedLinear if form is None else QuantisedLinear
+    swapped.accel_packing, swapped.accel_form = packing, form
     swapped.register_buffer("accel_number", packing.number, persistent=False)
     swapped._parameters["weight"] = packing.weight
 
@@ -190,6 +207,6 @@ def unpack_module(module: nn.Linear) -> None:
     """Swap back. The Packing itself is released once, by whoever made it."""
     swapped: Any = module
     swapped._parameters["weight"] = swapped.accel_packing.parameter
-    del swapped._buffers["accel_number"], swapped.accel_packing
+    del swapped._buffers["accel_number"], swapped.accel_packing, swapped.accel_form
     swapped._non_persistent_buffers_set.discard("accel_number")
     swapped.__class__ = nn.Linear

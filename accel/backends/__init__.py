@@ -9,6 +9,9 @@ from accel.backends.base import Backend
 from accel.backends.bf16_channels_last import Bf16ChannelsLast
 from accel.backends.direct_conv3d import DirectConv3d
 from accel.backends.dynamic_int8 import DynamicInt8
+from accel.backends.fa3 import Fa3
+from accel.backends.fa3_fp8 import Fa3Fp8
+from accel.backends.fp8_linear import Fp8Linear
 from accel.backends.onednn_bf16 import OneDnnBf16
 from accel.backends.sdpa import Sdpa
 from accel.backends.stock import StockLinear, StockVae
@@ -17,11 +20,14 @@ from accel.types import Kind
 REGISTRY: tuple[Backend, ...] = (
     Sdpa(),
     AmxAttention(),
+    Fa3(),
+    Fa3Fp8(),
     StockLinear(),
     OneDnnBf16(),
     AmxBf16(),
     AmxInt8(),
     DynamicInt8(),
+    Fp8Linear(),
     StockVae(),
     DirectConv3d(),
     Bf16ChannelsLast(),

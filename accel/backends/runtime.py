@@ -45,6 +45,8 @@ class AttentionCall:
 
 
 class AttentionBackend(Backend, Protocol):
+    """`second`, where a backend has it, is asked for a refused call before the reference is."""
+
     def run(self, call: AttentionCall) -> torch.Tensor:
         """The output, (batch, tokens, heads, value_dim), contiguous, in the query's dtype. Raises Refused."""
         ...
@@ -65,7 +67,19 @@ class PackedMatrix(Protocol):
         ...
 
 
+class QuantisedMatrix(PackedMatrix, Protocol):
+    """A weight whose inputs compiled code may quantise itself: one scale per row, to `form`, see `accel.fp8`."""
+
+    form: torch.dtype
+
+    def run_quantised(self, rows: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`(rows * scales) @ weight.T + bias` for rows (n, in_features) and float32 scales (n, 1)."""
+        ...
+
+
 class LinearBackend(Backend, Protocol):
+    """`why_not_name(name)`, where a backend has it, says why the linear of that path stays as it is."""
+
     blocks_only: bool  # serve the repeated blocks alone, not the small and sensitive linears around them
 
     def why_not_weight(self, out_features: int, in_features: int, dtype: str) -> str:

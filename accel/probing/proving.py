@@ -30,9 +30,10 @@ OF_PACKAGE = {
         "sgl_kernel.int8_scaled_mm_with_quant",
         "sgl_kernel.flash_attn_varlen_func",
         "sgl_kernel.fa3",
+        "sgl_kernel.fa3_fp8",
     ),
     "aiter": ("aiter.flash_attn_func",),
-    "triton": ("triton.kernel",),
+    "triton": ("triton.kernel", "triton.fp8_linear"),
 }
 
 SLOW = {"aiter.flash_attn_func": 300.0}

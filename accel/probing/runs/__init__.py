@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable
 
-from accel.probing.runs import gpus, packages, processor
+from accel.probing.runs import gpus, kernels, packages, processor
 from accel.probing.runs.tools import Result, flush
 
 TASKS: dict[str, Callable[[], Result]] = {
@@ -29,13 +29,15 @@ TASKS: dict[str, Callable[[], Result]] = {
     "diffusers": lambda: packages.imports("diffusers"),
     "triton": lambda: packages.imports("triton"),
     "triton.kernel": gpus.triton_kernel,
+    "triton.fp8_linear": kernels.fp8_linear,
     "sageattention": lambda: packages.imports("sageattention"),
     "torchao": lambda: packages.imports("torchao"),
     "sgl_kernel": packages.sgl_kernel,
     "sgl_kernel.weight_packed_linear": packages.sgl_packed_linear,
     "sgl_kernel.int8_scaled_mm_with_quant": packages.sgl_int8_linear,
     "sgl_kernel.flash_attn_varlen_func": packages.sgl_attention,
-    "sgl_kernel.fa3": packages.sgl_fa3,
+    "sgl_kernel.fa3": lambda: kernels.attention("fa3", "bfloat16"),
+    "sgl_kernel.fa3_fp8": lambda: kernels.attention("fa3_fp8", "fp8_attention"),
     "aiter": packages.aiter,
     "aiter.flash_attn_func": packages.aiter_attention,
 }

@@ -92,23 +92,6 @@ def sgl_attention() -> Result:
     return judged(op(*arguments), want, "bfloat16", figures=figures, sm_scale=scaled)
 
 
-def sgl_fa3() -> Result:
-    import torch
-
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in (8, 9):
-        raise LookupError("FlashAttention-3 needs an NVIDIA GPU of compute capability 8.x or 9.x")
-    sgl_ops("fwd")
-    module = importlib.import_module("sgl_kernel.flash_attn")
-    tokens = 256
-    q = seeded(tokens, 4, 128).bfloat16().cuda()
-    lengths = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")
-    got = module.flash_attn_varlen_func(q, q, q, lengths, lengths, max_seqlen_q=tokens, max_seqlen_k=tokens)
-    got = got[0] if isinstance(got, tuple) else got
-    swapped = q.cpu().double().transpose(0, 1).unsqueeze(0)
-    want = torch.nn.functional.scaled_dot_product_attention(swapped, swapped, swapped)[0].transpose(0, 1)
-    return judged(got, want, "bfloat16")
-
-
 AITER_FUNCTIONS = (
     "flash_attn_func",
     "flash_attn_fp8_pertensor_func",

@@ -1,7 +1,7 @@
 """What the small runs share: timing on one core, judging against float64, seeing which instructions ran.
 
 Limits of the relative error (Frobenius norm), from the formats' rounding: float32 1e-5, bfloat16 1e-2, float16 2e-3,
-int8 linears with one scale per tensor 3e-2.
+int8 linears with one scale per tensor 3e-2; FP8 on normal numbers gives 2.7 % for linears, 5.4 % for attention.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 3e-2}
+TOLERANCE |= {"fp8_linear": 4e-2, "fp8_attention": 8e-2}
 Result = dict[str, Any]
 
 # Windows counts a thread's time in steps of 15 ms
