@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from accel.checking.line import relative
 from accel.errors import AccelError
 from accel.install import Installation, install
 from accel.originals import same_bits
 from accel.packed import PackedLinear
-from accel.selfcheck import relative
 from tests import builders
 from tests.accel.installed import COMPONENTS, INT8, assert_bits, bits, plans, sgl_plans, slots
 from tests.emulators import sgl_kernel_cpu as emulator

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from accel.casting import cast_component
+from accel.checking.line import relative
 from accel.install import install
 from accel.originals import same_bits
 from accel.packed import PackedLinear
-from accel.selfcheck import relative
 from tests import builders
 
 needs_bf16 = pytest.mark.skipif(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from accel.checking.line import relative
 from accel.install import install
 from accel.originals import same_bits
 from accel.packed import PackedLinear, PackedWeight
-from accel.selfcheck import relative
 from tests import builders
 from tests.accel.installed import BF16, COMPONENTS, INT8, assert_bits, bits, needs_bf16, plans
 

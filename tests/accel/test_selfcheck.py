@@ -79,6 +79,15 @@ def test_a_xeon_with_amx_sweeps_all_three_sgl_backends_emulated(monkeypatch: pyt
     }
 
 
+def test_only_the_backends_that_were_named_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    assert selfcheck.run_sweep(out, machine(), quick=True, only=["sgl_amx", "sgl_amx_int8"]) == 0
+    assert [line.split()[0] for line in out.getvalue().splitlines()[2:-1]] == ["sgl_amx", "sgl_amx_int8"]
+    monkeypatch.setattr("sys.argv", ["selfcheck", "sgl"])
+    with pytest.raises(SystemExit):
+        selfcheck.main()
+
+
 def test_faults_make_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Any = Wrong("slightly off")
     monkeypatch.setattr(selfcheck, "REGISTRY", (wrong,))

@@ -4,8 +4,10 @@ It registers `torch.ops.sgl_kernel.*` with the real operators' schemas, in both 
 (with and without `sm_scale`). Same formats: bf16/fp16 weights in blocks of 32 outputs as (in / 2, outputs, 2), int8
 as (in / 4, 32, 4) followed by each output's int32 correction of 128 * sum(weights); activations of the int8 product
 unsigned with 128 added. So packing twice is garbage here as there. Same rounding points: products accumulate in
-float32, probabilities are rounded to the input's dtype before they meet the values. Same fault: keys in a ragged last
-tile of 32 meet what the item before left in the scratch buffer, so a NaN there leaks into the next item of the batch.
+float32, probabilities are rounded to the input's dtype before they meet the values. Same faults: keys in a ragged last
+tile of 32 meet what the item before left in the scratch buffer, so a NaN there leaks into the next item of the batch;
+the softmax goes through the keys in blocks of 768 and rescales by the last block's largest score alone, which overflows
+when an earlier block's is 88 larger; a score that is NaN counts as a probability of zero.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from contextlib import contextmanager
 import torch
 
 TILE_K, TILE_N, BLOCK_N = 32, 16, 32
+KEYS_PER_BLOCK = 768
 REDUCED = (torch.bfloat16, torch.float16)
 
 
@@ -206,10 +209,16 @@ def attention(
 def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
-    if causal:
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    mixed = torch.einsum("hqk,khd->qhd", weights.to(q.dtype).float(), v.float())
-    return (mixed / weights.sum(-1).T[:, :, None]).to(q.dtype)
+    largest = torch.full((q.shape[1], q.shape[0], 1), float("-inf"))
+    total, mixed = torch.zeros(q.shape[1], q.shape[0], 1), torch.zeros(q.shape[1], q.shape[0], v.shape[2])
+    for start in range(0, k.shape[0], KEYS_PER_BLOCK):
+        keys, values = k[start : start + KEYS_PER_BLOCK], v[start : start + KEYS_PER_BLOCK]
+        scores = torch.einsum("qhd,khd->hqk", q.float(), keys.float()) * scale
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 - start), float("-inf"))
+        top = scores.nan_to_num(float("-inf"), float("inf"), float("-inf")).amax(-1, keepdim=True)
+        fade, largest = (largest - top).exp(), top
+        weights = (scores - top).exp().nan_to_num(0.0, float("inf"))
+        total = total * fade + weights.sum(-1, keepdim=True)
+        mixed = mixed * fade + torch.einsum("hqk,khd->hqd", weights.to(q.dtype).float(), values.float())
+    return (mixed * (1 / total)).transpose(0, 1).to(q.dtype)

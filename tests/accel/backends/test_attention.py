@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from accel.backends import backend
 from accel.backends.runtime import AttentionCall, Refused
 from accel.backends.sdpa import attend
+from accel.checking.line import HEADER, relative
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.report import Tally
-from accel.selfcheck import HEADER, lines_for, relative
+from accel.selfcheck import lines_for
 from tests.emulators import sgl_kernel_cpu as emulator
 
 needs_emulator = pytest.mark.skipif(emulator.real_build(), reason="a real sgl_kernel is loaded: nothing to emulate")
@@ -97,7 +98,7 @@ def test_sgl_amx_hidden_keys_emulated(
         (call(mask=torch.ones(2, 2, 1, 9, dtype=torch.bool)), "a mask per head"),
         (call(mask=torch.ones(2, 2, 17, 9, dtype=torch.bool)), "a mask per head and query"),
         (call(mask=torch.zeros(2, 1, 1, 9, dtype=torch.bool)), "hides every key"),
-        (call(causal=True), "different query and key lengths"),
+        (call(causal=True), "causal attention"),
     ],
 )
 def test_sgl_amx_refusals_are_counted_and_right_emulated(one: AttentionCall, reason: str) -> None:
@@ -111,6 +112,24 @@ def test_sgl_amx_refusals_are_counted_and_right_emulated(one: AttentionCall, rea
     assert (tally.served_calls, tally.fallen_back, calls) == (0, 1, {})
     assert reason in next(iter(tally.reasons))
     torch.testing.assert_close(got, attend(one), equal_nan=True, rtol=0, atol=0)
+
+
+@needs_emulator
+@pytest.mark.parametrize("height", [20.0, 24.0, 30.0])
+def test_sgl_amx_never_passes_an_overflown_softmax_on_emulated(height: float) -> None:
+    """Scores of 75, 90 and 112 in the first block of keys, small ones in the next: served right, or refused."""
+    one = call(batch=1, tokens=40, keys=900)
+    one.query[..., 0] = 30.0
+    one.key[:, :50, :, 0], one.key[:, 50:, :, 0] = height, 0.0
+    with emulator.installed():
+        run = backend("attention", "sgl_amx").run  # type: ignore[attr-defined]
+        if height > 22:
+            with pytest.raises(Refused, match="too far apart"):
+                run(one)
+        else:
+            error = relative(run(one), exact(one))
+            print(f"relative error {error:.1e}")
+            assert error < 1e-2
 
 
 @needs_emulator

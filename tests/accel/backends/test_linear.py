@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from accel.backends import backend
 from accel.backends.runtime import Refused
+from accel.checking.line import HEADER, relative
 from accel.originals import same_bits
-from accel.selfcheck import HEADER, lines_for, relative
+from accel.selfcheck import lines_for
 from tests.emulators import sgl_kernel_cpu as emulator
 
 needs_emulator = pytest.mark.skipif(emulator.real_build(), reason="a real sgl_kernel is loaded: nothing to emulate")

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from accel.backends import backend
+from accel.checking.line import HEADER, relative
 from accel.convolutions import DirectMixin, swap_convolutions
 from accel.norms import swap_norms
 from accel.ops import CONVS
 from accel.report import Tally
-from accel.selfcheck import HEADER, lines_for, relative
+from accel.selfcheck import lines_for
 from accel.upsampling import swap_upsampling
 
 needs_bf16 = pytest.mark.skipif(
