@@ -69,21 +69,26 @@ def save(name: str, results: Mapping[str, Mapping[str, Any]], where: Path | None
     place = where
     try:
         place = place or folder()
-        place.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(lasting, file)
-            os.replace(temporary, place / f"{name}.json")
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _prune(place)
+        write(place, f"{name}.json", lasting)
     except OSError as error:
         why = f"{place or 'no cache folder'}: {error.strerror}"
         return f"the results of the hardware tests could not be kept, so each start repeats them ({why})"
     return ""
+
+
+def write(place: Path, name: str, data: Any) -> None:
+    """Puts `data` as JSON into `place`, whole or not at all; the oldest files beside it go. Raises OSError."""
+    place.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+        os.replace(temporary, place / name)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _prune(place)
 
 
 def _prune(place: Path) -> None:

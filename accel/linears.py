@@ -110,7 +110,7 @@ def _why_not_module(component: nn.Module, name: str, module: nn.Linear, backend:
         return f"its weight is a {type(weight.data).__name__}, already in a format of its own"
     if weight.device.type not in backend.devices:
         return f"its weight is on {weight.device.type}"
-    if backend.blocks_only and not _in_blocks(component, name):
+    if backend.blocks_only and not in_blocks(component, name):
         return "outside the repeated blocks: small and sensitive"
     sensitive: Callable[[str], str] = getattr(backend, "why_not_name", lambda name: "")
     return sensitive(name) or backend.why_not_weight(
@@ -118,7 +118,7 @@ def _why_not_module(component: nn.Module, name: str, module: nn.Linear, backend:
     )
 
 
-def _in_blocks(component: nn.Module, name: str) -> bool:
+def in_blocks(component: nn.Module, name: str) -> bool:
     """Whether a path like `blocks.3.attn1.to_q` leads through a ModuleList."""
     module: Any = component
     for part in name.split("."):

@@ -14,6 +14,7 @@ from accel import policy, precision, threads
 from accel.backends import REGISTRY
 from accel.backends.base import Backend
 from accel.errors import PlanError
+from accel.readouts.ranking import Rank, Readouts, shape_class
 from accel.types import Choice, Gpu, Kind, Machine, ModelTraits, Plan, Preferences, StageName, StagePlan, StageTraits
 
 __all__ = ["Plan", "PlanError", "Preferences", "Readouts", "make_plan"]
@@ -22,10 +23,6 @@ AUTO = "auto"
 STOCK = "stock"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short spellings that are understood beside the full ones."""
-
-Readouts = Mapping[tuple[StageName, Kind, str], float]
-"""Milliseconds measured here for (stage, kind, backend) on this model's own shapes; where present, they decide the
-order."""
 
 KINDS: dict[StageName, tuple[Kind, ...]] = {
     "text_encoder": ("linear",),
@@ -55,13 +52,14 @@ def make_plan(
     readouts: Readouts | None = None,
     registry: Iterable[Backend] = REGISTRY,
 ) -> Plan:
-    """The plan for running `traits` on `machine`.
+    """The plan for running `traits` on `machine`. readouts: what was measured here (`accel.readouts`), which decides
+    where there is any.
 
-    Raises PlanError, all reasons at once, when a forced preference can't be kept. Approximate backends are engaged only
-    when forced.
+    Raises PlanError, all reasons at once, when a forced preference can't be kept. Approximate backends are engaged when
+    forced, or when they won and this model's own clips were compared and stayed alike.
     """
     wishes = preferences or Preferences()
-    planner = _Planner(machine, wishes, readouts or {}, tuple(registry))
+    planner = _Planner(machine, wishes, readouts or Readouts(), tuple(registry))
     gpu, device = planner.device()
     workers = planner.threads()
     stages = tuple(planner.stage(stage, gpu, device, workers) for stage in traits.stages)
@@ -142,10 +140,38 @@ class _Planner:
             only = " or ".join(needed[1])
             self.refusals.append(f"{needed[0]} runs in {only} only, the {traits.stage} ({traits.class_name}) can't")
             allowed = list(traits.dtypes)
-        name, reasons = precision.best_dtype(self.machine, traits, gpu, allowed)
+        measured = self.measured_dtype(traits, gpu_place(gpu), allowed)
+        name, reasons = measured or precision.best_dtype(self.machine, traits, gpu, allowed)
         if needed is not None and len(allowed) < len(traits.dtypes):
             reasons = (f"{needed[0]} was asked for and runs in {' or '.join(needed[1])}", *reasons)
         return Choice(traits.stage, "dtype", AUTO, name, reasons)
+
+    def measured_dtype(self, traits: StageTraits, place: str, allowed: list[str]) -> tuple[str, tuple[str, ...]] | None:
+        """float32, or the other dtype that was measured if it is worth its rounding; None when only one was."""
+        totals: dict[str, float] = {}
+        for dtype in allowed:
+            best = [self.best(traits, kind, dtype, place) for kind in KINDS[traits.stage]]
+            if best and all(best):
+                totals[dtype] = sum(rank.seconds for rank in best if rank is not None)
+        low = min((dtype for dtype in totals if dtype != "float32"), key=lambda dtype: totals[dtype], default="")
+        if not low or "float32" not in totals:
+            return None
+        figures = f"its calls take {totals[low] * 1e3:.3g} ms in {low} and {totals['float32'] * 1e3:.3g} ms in float32"
+        told = f"measured on this machine: {figures}"
+        if totals["float32"] < totals[low] * policy.WORTH:
+            return "float32", (told,)
+        return low, (told, precision.ROUNDING)
+
+    def best(self, traits: StageTraits, kind: Kind, dtype: str, place: str) -> Rank | None:
+        """The fastest that may be taken of the backends measured, None without a measurement."""
+        ranks = self.readouts.of(traits.stage, kind, dtype, place)
+        known = {item.name for item in self.registry if item.kind == kind}
+        free = (rank for rank in ranks if rank.backend in known and not self.against(traits, kind, rank))
+        return min(free, key=_seconds, default=None)
+
+    def against(self, traits: StageTraits, kind: Kind, rank: Rank) -> str:
+        """Why a backend that was measured may not be taken, empty when it may."""
+        return "" if rank.verdict == "reference" else self.readouts.why_not(traits.stage, kind, rank)
 
     def forced_dtype(
         self, traits: StageTraits, gpu: Gpu | None, wish: str, needed: tuple[str, tuple[str, ...]] | None
@@ -210,33 +236,53 @@ class _Planner:
         if kind == "attention" and not traits.reachable:
             reason = traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention"
             return Choice(traits.stage, kind, AUTO, STOCK, (reason,))
+        ranks = self.readouts.of(traits.stage, kind, dtype, place)
+        if ranks:
+            return self.measured(traits, kind, place, dtype, known, ranks)
         rule = policy.rule_for(policy.hardware(self.machine, gpu), kind, policy.shape_class(traits))
-        order, why, figures = self.order(traits, kind, rule, known)
-        first = next((name for name in order if name in known and dtype in known[name].dtypes), "")
+        first = next((name for name in rule.order if name in known and dtype in known[name].dtypes), "")
         passed: list[str] = []
-        for name in order:
+        for name in rule.order:
             item = known.get(name)
             if item is None or not item.exact:
                 continue
             reasons = self.why_not(item, traits, place, dtype) or _no_gain(self.machine, item)
             if not reasons:
-                deciding = why if name == first else f"the first exact one that can run here is {name}"
-                told = (deciding, *passed, figures, *_gain_shown(self.machine, item))
+                deciding = rule.why if name == first else f"the first exact one that can run here is {name}"
+                told = (deciding, *passed, rule.figures, *_gain_shown(self.machine, item))
                 return Choice(traits.stage, kind, AUTO, name, told)
             passed.append(f"not {name}: {'; '.join(reasons)}")
         return Choice(traits.stage, kind, AUTO, STOCK, (*passed, "so the model's own code runs"))
 
-    def order(
-        self, traits: StageTraits, kind: Kind, rule: policy.Rule, known: Mapping[str, Backend]
-    ) -> tuple[tuple[str, ...], str, str]:
-        """Names in order of preference, why, and the figures: readouts where there are any, the table otherwise."""
-        measured = {name: ms for name in known if (ms := self.readouts.get((traits.stage, kind, name))) is not None}
-        if not measured:
-            return rule.order, rule.why, rule.figures
-        fastest = sorted(measured, key=lambda name: measured[name])
-        listed = ", ".join(f"{name} {measured[name]:.3g} ms" for name in fastest)
-        order = (*fastest, *(name for name in rule.order if name not in measured))
-        return order, "the fastest measured on this machine", f"measured here: {listed}"
+    def measured(
+        self,
+        traits: StageTraits,
+        kind: Kind,
+        place: str,
+        dtype: str,
+        known: Mapping[str, Backend],
+        ranks: tuple[Rank, ...],
+    ) -> Choice:
+        """What won on this machine for this shape, as far as it may be taken; else the reference."""
+        passed: list[str] = []
+        chosen = ranks[0]
+        for rank in ranks[1:]:
+            item = known.get(rank.backend)
+            if item is None:
+                continue
+            refused = self.against(traits, kind, rank)
+            reasons = [refused] if refused else self.why_not(item, traits, place, dtype)
+            if not reasons:
+                chosen = rank
+                break
+            passed.append(f"not {rank.backend}: {'; '.join(reasons)}")
+        listed = ", ".join(f"{rank.backend} {rank.milliseconds}" for rank in sorted(ranks, key=_seconds))
+        why = "the fastest measured" if chosen is not ranks[0] else "nothing that may be taken measured faster"
+        told = [f"{why} on this machine for this shape ({shape_class(traits)})", *passed, f"measured here: {listed}"]
+        quality = self.readouts.qualities.get((traits.stage, kind, chosen.backend))
+        if quality is not None and not chosen.exact:
+            told.insert(1, f"approximate: its clips reach {quality.psnr:.1f} dB against the reference plan's")
+        return Choice(traits.stage, kind, AUTO, chosen.backend, tuple(told))
 
     # -- the rest --
 
@@ -306,6 +352,10 @@ def _setting(stage: StageName, kind: Kind) -> str:
 
 def _because(reasons: tuple[str, ...]) -> str:
     return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _seconds(rank: Rank) -> float:
+    return rank.seconds
 
 
 def _mps_pays(machine: Machine) -> bool:

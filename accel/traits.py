@@ -42,7 +42,7 @@ def traits_of(
     Loads nothing and changes nothing; components it lacks are left out. Works before and after an installation.
     """
     size = _size(pipeline, width, height, frames)
-    text = _text_tokens(pipeline)
+    text = text_tokens(pipeline)
     stages = []
     for stage, name in COMPONENTS:
         module = getattr(pipeline, name, None)
@@ -144,6 +144,6 @@ def _attribute(pipeline: Any, *names: str) -> int:
     return next((value for name in names if isinstance(value := getattr(pipeline, name, None), int)), 0)
 
 
-def _text_tokens(pipeline: Any) -> int:
+def text_tokens(pipeline: Any) -> int:
     limit = getattr(getattr(pipeline, "tokenizer", None), "model_max_length", None)
     return min(limit, TEXT_TOKENS) if isinstance(limit, int) and limit > 0 else TEXT_TOKENS

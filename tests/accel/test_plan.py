@@ -17,7 +17,8 @@ from accel import advice
 from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
 from accel.plan import make_plan
-from accel.types import STAGES, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageName, StageTraits
+from accel.readouts.ranking import Rank, Readouts
+from accel.types import STAGES, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageTraits
 from tests.accel.recorded import NAMES, engaged, machine, model, refusals
 
 LONG, SHORT = 7800, 704
@@ -310,12 +311,13 @@ def test_a_gpu_that_can_not_be_used_is_refused_with_the_remedy(tmp_path: Path) -
 
 def test_readouts_decide_once_they_exist(tmp_path: Path) -> None:
     found = machine("sapphire-rapids", tmp_path)
-    measured: dict[tuple[StageName, Kind, str], float] = {
-        ("transformer", "linear", "sgl_amx_bf16"): 31.0,
-        ("transformer", "linear", "stock"): 40.0,
-        ("transformer", "linear", "sgl_amx_int8"): 5.0,
-    }
-    stage = make_plan(found, model(LONG), readouts=measured).stage("transformer")
+    measured = (
+        Rank("stock", True, 0.040, "reference"),
+        Rank("sgl_amx_int8", False, 0.005, "faster"),
+        Rank("sgl_amx_bf16", True, 0.031, "faster"),
+    )
+    readouts = Readouts({("transformer", "linear", "bfloat16", "cpu"): measured})
+    stage = make_plan(found, model(LONG), readouts=readouts).stage("transformer")
     assert stage is not None
     assert stage.linear.engaged == "sgl_amx_bf16", "int8 is faster, and approximate"
     assert "measured here: sgl_amx_int8 5 ms, sgl_amx_bf16 31 ms, stock 40 ms" in stage.linear.reasons
@@ -342,8 +344,9 @@ def test_a_backend_outside_the_table_needs_a_wish_or_a_readout(tmp_path: Path) -
     options: dict[str, Any] = {"registry": registry}
     assert engaged(make_plan(found, model(), **options), "tr.attention") == "sdpa"
     assert engaged(make_plan(found, model(), Preferences(attention="wonder"), **options), "tr.attention") == "wonder"
-    readouts = {("transformer", "attention", "wonder"): 1.0, ("transformer", "attention", "sdpa"): 2.0}
-    assert engaged(make_plan(found, model(), readouts=readouts, **options), "tr.attention") == "wonder"  # type: ignore[arg-type]
+    ranks = (Rank("sdpa", True, 2.0, "reference"), Rank("wonder", True, 1.0, "faster"))
+    readouts = Readouts({("transformer", "attention", "float32", "cpu"): ranks})
+    assert engaged(make_plan(found, model(), readouts=readouts, **options), "tr.attention") == "wonder"
 
 
 def test_preferences_are_text() -> None:
