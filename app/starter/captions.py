@@ -145,6 +145,8 @@ def _one_object(scene: Scene, rng: random.Random, full: bool) -> str:
     noun = _noun_phrase(scene.color, scene.shape, size, rng, full, several)
     if not _says_motion(scene, rng, full):
         return noun
+    if not full and not several and rng.random() < 0.03:
+        noun = "it"  # what people write when the picture shows the object already
     words = _motion_phrase(scene.motion, scene.shape, rng)
     ing, base = phrases.VERB_FORMS[words[0]]
     if ing and rng.random() < 0.4:
@@ -162,7 +164,7 @@ def _one_object(scene: Scene, rng: random.Random, full: bool) -> str:
 
 def _two_objects(scene: Scene, rng: random.Random, full: bool) -> str:
     first, second = (_noun_phrase(color, shape, "medium", rng, full) for color, shape in scene.objects())
-    if scene.left_first is not None and rng.random() < (0.5 if full else 0.25):
+    if scene.left_first is not None and rng.random() < (0.5 if full else 0.45):
         left, right = (first, second) if scene.left_first else (second, first)
         text = rng.choice(phrases.SIDES).format(left=left, right=right)
     else:

@@ -24,6 +24,8 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
 )
 from torch import Tensor, nn
 
+from app.starter.canvas import constant
+
 # Parts whose convolutions see one frame at a time; everything else sees three.
 PER_FRAME = (
     "encoder.conv_in",
@@ -97,10 +99,11 @@ class ClipCodec(nn.Module):
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         config = self.vae.config
-        return tuple(
-            torch.tensor(values, device=like.device, dtype=like.dtype).view(1, -1, 1, 1, 1)
+        mean, std = (
+            constant(tuple(values), like.device).to(like.dtype).view(1, -1, 1, 1, 1)
             for values in (config.latents_mean, config.latents_std)
-        )  # type: ignore[return-value]
+        )
+        return mean, std
 
 
 def _flat(clips: Tensor) -> Tensor:

@@ -6,30 +6,30 @@ Weighted = tuple[str, ...]
 """Choices of equal chance; a repeated one is likelier."""
 
 COLOR_WORDS: dict[str, Weighted] = {
-    "red": ("red",) * 4 + ("crimson", "scarlet"),
+    "red": ("red",) * 5 + ("crimson", "scarlet", "ruby"),
     "orange": ("orange",) * 4 + ("tangerine",),
-    "yellow": ("yellow",) * 4 + ("golden", "lemon"),
-    "green": ("green",) * 4 + ("emerald",),
+    "yellow": ("yellow",) * 5 + ("golden", "gold", "lemon"),
+    "green": ("green",) * 5 + ("emerald", "lime"),
     "cyan": ("cyan", "turquoise", "turquoise", "teal", "aqua"),
     "blue": ("blue",) * 4 + ("azure", "navy"),
-    "purple": ("purple",) * 4 + ("violet",),
+    "purple": ("purple",) * 5 + ("violet", "lilac"),
     "pink": ("pink",) * 4 + ("magenta", "rose"),
     "white": ("white",) * 4 + ("ivory",),
     "black": ("black",) * 4 + ("ebony", "dark"),
 }
 SHAPE_WORDS: dict[str, Weighted] = {
-    "ball": ("ball",) * 4 + ("sphere", "beach ball"),
-    "box": ("box",) * 4 + ("cube", "gift", "present", "square"),
+    "ball": ("ball",) * 5 + ("sphere", "beach ball", "orb"),
+    "box": ("box",) * 5 + ("cube", "gift", "present", "square", "parcel", "package"),
     "star": ("star",) * 5,
     "heart": ("heart",) * 4 + ("love heart",),
     "fish": ("fish",) * 5 + ("goldfish",),
-    "car": ("car",) * 4 + ("automobile", "vehicle"),
-    "boat": ("boat",) * 3 + ("ship", "sailboat", "sailing boat"),
-    "rocket": ("rocket",) * 4 + ("spaceship", "space rocket"),
+    "car": ("car",) * 5 + ("automobile", "vehicle", "auto"),
+    "boat": ("boat",) * 4 + ("ship", "sailboat", "sailing boat", "yacht"),
+    "rocket": ("rocket",) * 5 + ("spaceship", "space rocket", "rocket ship", "spacecraft"),
     "balloon": ("balloon",) * 4 + ("air balloon",),
-    "bird": ("bird",) * 4 + ("birdie", "chick"),
+    "bird": ("bird",) * 5 + ("birdie", "chick", "sparrow"),
     "tree": ("tree",) * 5,
-    "house": ("house",) * 4 + ("home", "cottage", "building"),
+    "house": ("house",) * 5 + ("home", "cottage", "building", "cabin", "hut"),
 }
 SAME_IN_PLURAL = ("fish", "goldfish")
 SIZE_WORDS: dict[str, Weighted] = {
@@ -76,6 +76,12 @@ VERB_FORMS: dict[str, tuple[str, str]] = {
     "climbs": ("climbing", "climb"),
     "stands": ("standing", "stand"),
     "sits": ("sitting", "sit"),
+    "twirls": ("twirling", "twirl"),
+    "leaps": ("leaping", "leap"),
+    "soars": ("soaring", "soar"),
+    "sinks": ("sinking", "sink"),
+    "heads": ("heading", "head"),
+    "expands": ("expanding", "expand"),
     "gets": ("getting", "get"),
     "becomes": ("becoming", "become"),
     "rests": ("resting", "rest"),
@@ -100,10 +106,10 @@ MOTION_PHRASES: dict[str, Weighted] = {
         "{go} from left to right",
         "{go} rightwards",
     ),
-    "up": ("{go} up", "{go} up", "{go} upwards", "rises", "rises up", "climbs up"),
-    "down": ("{go} down", "{go} down", "{go} downwards", "falls", "falls down", "drops down"),
-    "bounce": ("bounces", "bounces", "bounces up and down", "jumps", "jumps up and down", "hops"),
-    "spin": ("spins", "spins", "spins around", "rotates", "turns around", "spins in place"),
+    "up": ("{go} up", "{go} up", "{go} upwards", "rises", "rises up", "climbs up", "soars up"),
+    "down": ("{go} down", "{go} down", "{go} downwards", "falls", "falls down", "drops down", "sinks"),
+    "bounce": ("bounces", "bounces", "bounces up and down", "jumps", "jumps up and down", "hops", "leaps"),
+    "spin": ("spins", "spins", "spins around", "rotates", "turns around", "spins in place", "twirls"),
     "circle": (
         "circles around",
         "moves in a circle",
@@ -112,7 +118,7 @@ MOTION_PHRASES: dict[str, Weighted] = {
         "{go} in circles",
         "goes round in circles",
     ),
-    "grow": ("grows", "grows", "grows bigger", "gets bigger", "gets larger", "becomes bigger"),
+    "grow": ("grows", "grows", "grows bigger", "gets bigger", "gets larger", "becomes bigger", "expands"),
     "shrink": ("shrinks", "shrinks", "gets smaller", "becomes smaller", "shrinks away"),
     "still": (
         "stays still",
@@ -124,7 +130,7 @@ MOTION_PHRASES: dict[str, Weighted] = {
         "stays in place",
     ),
 }
-GO: Weighted = ("{own}",) * 10 + ("moves",) * 34 + ("goes",) * 10 + ("travels",) * 3 + ("slides",) * 3
+GO: Weighted = ("{own}",) * 10 + ("moves",) * 34 + ("goes",) * 10 + ("travels",) * 3 + ("slides",) * 3 + ("heads",) * 2
 
 BACKGROUND_PHRASES: dict[str, Weighted] = {
     "meadow": (
@@ -138,6 +144,8 @@ BACKGROUND_PHRASES: dict[str, Weighted] = {
         "in a park",
         "on the grass",
         "in a sunny meadow",
+        "in a garden",
+        "in nature",
     ),
     "sunset": (
         "at sunset",
@@ -149,6 +157,7 @@ BACKGROUND_PHRASES: dict[str, Weighted] = {
         "on the beach at sunset",
         "over the ocean",
         "in front of a sunset",
+        "in the evening by the sea",
     ),
     "city": (
         "in a city at night",
@@ -159,6 +168,7 @@ BACKGROUND_PHRASES: dict[str, Weighted] = {
         "under the stars in a city",
         "in front of city lights",
         "in town at night",
+        "downtown at night",
     ),
     "desert": (
         "in the desert",
@@ -177,6 +187,7 @@ BACKGROUND_PHRASES: dict[str, Weighted] = {
         "on a snowy hill",
         "in a winter landscape",
         "on the snow",
+        "in a snowy landscape",
     ),
     "studio": (
         "on a plain background",

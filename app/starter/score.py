@@ -13,9 +13,10 @@ from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor
 
 from app.starter import judge, sheets, world
+from app.starter.canvas import Canvas
 from app.starter.codec import ClipCodec
 from app.starter.model import LATENT_CHANNELS, TEXT_TOKENS
-from app.starter.prompts import draw_prompts, frozen_prompts
+from app.starter.prompts import JudgedPrompt, draw_prompts, frozen_prompts
 from app.starter.training import Ranks
 
 
@@ -90,7 +91,14 @@ def _to_uint8(clips: Tensor) -> Tensor:
 
 @torch.no_grad()
 def generate(
-    ranks: Ranks, pipeline: WanPipeline, prompts: Sequence[str], steps: int, guidance: float, seed: int, batch: int = 50
+    ranks: Ranks,
+    pipeline: WanPipeline,
+    prompts: Sequence[str],
+    steps: int,
+    guidance: float,
+    seed: int,
+    batch: int = 50,
+    canvas: Canvas = world.CANVAS,
 ) -> Tensor:
     """One clip per prompt through the stock pipeline (seed + index), decoded over whole clips; uint8."""
     codec = ClipCodec(pipeline.vae)
@@ -100,19 +108,24 @@ def generate(
         generators = [torch.Generator().manual_seed(seed + start + i) for i in range(len(part))]
         latents = pipeline(
             prompt=part,
-            height=world.HEIGHT,
-            width=world.WIDTH,
-            num_frames=world.FRAMES,
+            height=canvas.height,
+            width=canvas.width,
+            num_frames=canvas.frames,
             num_inference_steps=steps,
             guidance_scale=guidance,
             generator=generators,
             output_type="latent",
             max_sequence_length=TEXT_TOKENS,
         ).frames
-        for piece in codec.restore(latents.float()).split(8):
-            with ranks.autocast():
-                clips.append(_to_uint8(codec.decode(piece)))
+        clips.append(decoded(ranks, codec, latents))
     return torch.cat(clips)
+
+
+@torch.no_grad()
+def decoded(ranks: Ranks, codec: ClipCodec, latents: Tensor) -> Tensor:
+    """Standardised latents to clips, uint8."""
+    with ranks.autocast():
+        return torch.cat([_to_uint8(codec.decode(part)) for part in codec.restore(latents.float()).split(8)])
 
 
 def load(ranks: Ranks, folder: Path) -> WanPipeline:
@@ -122,10 +135,17 @@ def load(ranks: Ranks, folder: Path) -> WanPipeline:
     return pipeline
 
 
-def score(ranks: Ranks, folder: Path, report: Path, sheet: Path, limit: int | None = None) -> dict[str, object]:
-    """Score the frozen prompts at 20 steps, guidance 4, and write table and verdicts to ``report``."""
+def score(ranks: Ranks, folder: Path, out: Path, limit: int | None = None, steps: int = 20) -> dict[str, object]:
+    """Score the frozen prompts at guidance 4; scores.json and pictures to look at in ``out``."""
     prompts = frozen_prompts()[:limit]
-    clips = generate(ranks, load(ranks, folder), [p.prompt for p in prompts], steps=20, guidance=4.0, seed=7000)
+    clips = generate(ranks, load(ranks, folder), [p.prompt for p in prompts], steps, guidance=4.0, seed=7000)
+    return tell_scores(ranks, clips, prompts, out, "scores")
+
+
+def tell_scores(
+    ranks: Ranks, clips: Tensor, prompts: Sequence[JudgedPrompt], out: Path, name: str
+) -> dict[str, object]:
+    """Judge clips; tables and verdicts to ``name.json``, a contact sheet to ``name.jpg``, thirty clips to ``name/``."""
     scenes = [p.scene for p in prompts]
     verdicts = judge.Judge(ranks.device)(clips, scenes)
     tables: dict[str, object] = {"all": judge.score_table(verdicts, scenes)}
@@ -135,10 +155,12 @@ def score(ranks: Ranks, folder: Path, report: Path, sheet: Path, limit: int | No
     for motion in world.MOTIONS:
         chosen = [i for i, s in enumerate(scenes) if s.motion == motion and s.shape2 is None and s.camera == "still"]
         tables[f"motion {motion}"] = judge.score_table([verdicts[i] for i in chosen], [scenes[i] for i in chosen])
-    rows = [(p.prompt, clips[i]) for i, p in enumerate(prompts) if i % max(1, len(prompts) // 30) == 0]
-    sheets.contact_sheet(rows, sheet)
+    shown = [i for i in range(len(prompts)) if i % max(1, len(prompts) // 30) == 0]
+    sheets.contact_sheet([(prompts[i].prompt, clips[i]) for i in shown], out / f"{name}.jpg")
+    for i in shown:
+        sheets.frames_sheet(clips[i], out / name / f"{i:03}.jpg")
     details = [{"prompt": p.prompt, "kind": p.kind, **asdict(v)} for p, v in zip(prompts, verdicts, strict=True)]
-    report.write_text(json.dumps({"tables": tables, "verdicts": details}, indent=1))
+    (out / f"{name}.json").write_text(json.dumps({"tables": tables, "verdicts": details}, indent=1))
     return tables
 
 

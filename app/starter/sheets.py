@@ -36,3 +36,15 @@ def contact_sheet(rows: Sequence[tuple[str, Tensor]], path: str | Path, columns:
     target.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(target)
     return target
+
+
+def frames_sheet(video: Tensor, path: str | Path, columns: int = 5) -> Path:
+    """Saves every frame of one clip, uint8 (3, frames, height, width), in rows, as a JPEG. Returns the path."""
+    _, frames, height, width = video.shape
+    sheet = Image.new("RGB", (columns * width, -(-frames // columns) * height), "white")
+    for index, picture in enumerate(video.permute(1, 2, 3, 0).cpu().numpy()):
+        sheet.paste(Image.fromarray(picture), (index % columns * width, index // columns * height))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(target, quality=88)
+    return target

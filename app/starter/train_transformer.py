@@ -3,226 +3,256 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
-from app.starter import captions, world
+from app.starter import captions
 from app.starter.codec import ClipCodec
-from app.starter.model import FLOW_SHIFT, TEXT_TOKENS, assemble, build_text_encoder, build_transformer
-from app.starter.training import Average, Clock, Muon, Ranks, learning_rate_factor
-
-CAPTIONS_PER_CLIP = 4
-NO_PROMPT = 0.1  # share of clips trained without their caption, for guidance
+from app.starter.flow import FlowStep, look_up_by_index
+from app.starter.mix import KINDS, Kind
+from app.starter.model import build_text_encoder, build_transformer
+from app.starter.pool import Captioner, LatentPool
+from app.starter.replay import Memory, Replayed
+from app.starter.saving import save_pipeline, vae_for
+from app.starter.training import Average, Clock, Flat, Muon, Ranks, learning_rate_factor
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Numbers of one run; rates for Muon (matrices in blocks), AdamW (the rest) and the text encoder."""
+    """Numbers of one run; rates for Muon (matrices in blocks), AdamW (the rest) and the text encoder.
+
+    seconds: of the whole stage, compiling included. graphs: replay steps as CUDA graphs where that works.
+    """
 
     seconds: float
-    batch: int = 128  # clips per rank and step
+    batch: int = 128  # clips of 256x160x25 per rank and step; other canvases get as many tokens
     group: int = 64  # clips rendered together
-    pool: int = 100_000  # latent clips kept per rank, 266 kB each
+    pool: int = 100_000  # latent clips of 256x160x25 kept per rank, 266 kB each
     prefill: int = 8192
-    refresh_every: int = 8  # steps between two fresh groups
+    refresh_every: int = 20  # steps between two fresh groups
+    captioners: int = 4  # processes a rank
     muon_rate: float = 2e-3
     adam_rate: float = 1.5e-3
     text_rate: float = 1e-3
     decay: float = 0.999
+    flat_until: float = 0.4  # share of the time at the full rate
+    save_every: float = 300.0  # seconds between two checkpoints
+    graphs: bool = True
     seed: int = 0
 
 
-class LatentPool:
-    """Standardised latents in bf16 and their captions as token ids, on the device, the oldest replaced."""
+class Model:
+    """The parts in training, their tokenizer, and the memory that their parameters share."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        codec: ClipCodec,
-        tokenizer: PreTrainedTokenizerFast,
-        ranks: Ranks,
-        forbidden: frozenset[str],
-    ):
-        self.recipe, self.codec, self.tokenizer, self.ranks, self.forbidden = recipe, codec, tokenizer, ranks, forbidden
-        self.rng = random.Random(1000 * recipe.seed + ranks.rank)
-        self.encode = torch.compile(codec.encode, dynamic=False) if ranks.cuda else codec.encode
-        device, size = ranks.device, recipe.pool // recipe.group * recipe.group
-        channels = codec.vae.config.z_dim
-        shape = (size, channels, (world.FRAMES + 1) // 2, world.HEIGHT // 16, world.WIDTH // 16)
-        self.latents = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-        self.tokens = torch.zeros(size, CAPTIONS_PER_CLIP, TEXT_TOKENS, dtype=torch.int16, device=device)
-        self.next = self.filled = self.rendered = 0
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Render one group, encode it, caption it."""
-        scenes = world.random_group(self.rng, self.recipe.group)
-        clips = world.render(scenes, self.ranks.device)
-        with self.ranks.autocast():
-            means = torch.cat([self.encode(part.float() / 127.5 - 1).float() for part in clips.split(32)])
-        texts = [
-            captions.caption(scene, self.rng, typos=True, forbidden=self.forbidden)
-            for scene in scenes
-            for _ in range(CAPTIONS_PER_CLIP)
-        ]
-        ids = self.tokenizer(
-            texts, padding="max_length", max_length=TEXT_TOKENS, truncation=True, return_tensors="pt"
-        ).input_ids
-        place = slice(self.next, self.next + len(scenes))
-        self.latents[place] = self.codec.standardise(means).to(torch.bfloat16)
-        self.tokens[place] = ids.view(len(scenes), CAPTIONS_PER_CLIP, -1).to(torch.int16).to(self.ranks.device)
-        self.next = (self.next + len(scenes)) % len(self.latents)
-        self.filled = min(len(self.latents), self.filled + len(scenes))
-        self.rendered += len(scenes)
-
-    def batch(self, size: int) -> tuple[Tensor, Tensor]:
-        """Latents ``(size, channels, t, h, w)`` fp32 and token ids ``(size, 64)``, a tenth of them the empty prompt."""
-        device = self.latents.device
-        clip = torch.randint(0, self.filled, (size,), device=device)
-        text = torch.randint(0, CAPTIONS_PER_CLIP, (size,), device=device)
-        ids = self.tokens[clip, text].long()
-        empty = F.pad(torch.ones(size, 1, dtype=torch.long, device=device), (0, TEXT_TOKENS - 1))
-        dropped = torch.rand(size, 1, device=device) < NO_PROMPT
-        return self.latents[clip].float(), torch.where(dropped, empty, ids)
+    def __init__(self, ranks: Ranks, tokenizer: PreTrainedTokenizerFast, start: Path | None) -> None:
+        self.tokenizer = tokenizer
+        self.transformer = build_transformer()
+        self.text_encoder = build_text_encoder(len(tokenizer))
+        if start is not None:
+            self.transformer.load_state_dict(WanTransformer3DModel.from_pretrained(start / "transformer").state_dict())
+            take_text_encoder(self.text_encoder, tokenizer, start)
+        self.transformer.to(ranks.device)
+        self.text_encoder.to(ranks.device)
+        look_up_by_index(self.text_encoder)
+        self.matrices = block_matrices(self.transformer)
+        taken = {id(p) for p in self.matrices.values()}
+        rest = [p for p in self.transformer.parameters() if id(p) not in taken]
+        self.flat = Flat([list(self.matrices.values()), rest, list(self.text_encoder.parameters())])
+        ranks.share([self.flat.data])
 
 
-def sample_sigmas(size: int, device: torch.device) -> Tensor:
-    """Noise levels 0...1: logit-normal with a tenth uniform, shifted as sampling will be."""
-    u = torch.sigmoid(torch.randn(size, device=device) * 1.1)
-    u = torch.where(torch.rand(size, device=device) < 0.1, torch.rand(size, device=device), u)
-    return FLOW_SHIFT * u / (1 + (FLOW_SHIFT - 1) * u)
+def block_matrices(transformer: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of all linear layers in the blocks, by name."""
+    return {
+        name: p
+        for name, p in transformer.named_parameters()
+        if p.ndim == 2 and name.startswith("blocks") and "weight" in name
+    }
 
 
-def encode_text(text_encoder: nn.Module, ids: Tensor) -> Tensor:
-    """As WanPipeline does it: padding is masked in the encoder and zero afterwards."""
-    mask = ids != 0
-    return text_encoder(ids, mask.long()).last_hidden_state * mask[..., None]
+def take_text_encoder(text_encoder: UMT5EncoderModel, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
+    """Copy a trained text encoder whose vocabulary may differ: pieces are matched by what they spell, not by number."""
+    old_tokenizer = PreTrainedTokenizerFast.from_pretrained(start / "tokenizer")
+    state = UMT5EncoderModel.from_pretrained(start / "text_encoder").float().state_dict()
+    old, vocabulary = state.pop("shared.weight"), old_tokenizer.get_vocab()
+    state.pop("encoder.embed_tokens.weight", None)
+    text_encoder.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        rows = text_encoder.shared.weight
+        rows.normal_(std=float(old.std()))
+        for piece, index in tokenizer.get_vocab().items():
+            if piece in vocabulary:
+                rows[index] = old[vocabulary[piece]]
 
 
-def flow_loss(transformer: nn.Module, text: Tensor, latents: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mean squared error in velocity of a transformer that predicts the clean latents.
+def train_transformer(
+    ranks: Ranks,
+    recipe: Recipe,
+    vae_folder: Path,
+    out: Path,
+    forbidden: frozenset[str],
+    start: Path | None = None,
+    kinds: tuple[Kind, ...] = KINDS,
+) -> None:
+    """Train for ``recipe.seconds`` and write the whole pipeline to ``out`` in fp16, now and then on the way, too.
 
-    With ``x = (1 - s) * clean + s * noise`` the velocity error is the clean error over ``s``; small ``s`` is capped at
-    0.1 so that rounding there does not rule the gradient.
+    vae_folder: the VAE whose encoder makes the latents; pipelines are written with ``out/vae`` if that exists (the same
+    encoder with a better decoder). forbidden: prompts that no training caption may equal (the frozen ones). start: a
+    pipeline to go on from; None: from nothing.
     """
-    sigmas = sample_sigmas(len(latents), latents.device)
-    s = sigmas.view(-1, 1, 1, 1, 1)
-    noisy = (1 - s) * latents + s * torch.randn_like(latents)
-    clean = transformer(
-        hidden_states=noisy.to(dtype), timestep=sigmas * 1000, encoder_hidden_states=text.to(dtype), return_dict=False
-    )[0]
-    return ((clean.float() - latents) / s.clamp(min=0.1)).square().mean()
-
-
-def train_transformer(ranks: Ranks, recipe: Recipe, vae_folder: Path, out: Path, forbidden: frozenset[str]) -> None:
-    """Train for ``recipe.seconds`` and write the whole pipeline to ``out`` in fp16.
-
-    ``forbidden`` are prompts that no training caption may equal (the frozen ones).
-    """
+    began = time.monotonic()
     torch.manual_seed(recipe.seed)
     vae = AutoencoderKLWan.from_pretrained(vae_folder, torch_dtype=torch.float32).to(ranks.device).requires_grad_(False)
     tokenizer = captions.build_tokenizer(out / "tokenizer") if ranks.first else None
     ranks.largest(0.0)  # the others wait for the tokenizer's folder
     tokenizer = tokenizer or PreTrainedTokenizerFast.from_pretrained(out / "tokenizer")
-    transformer = build_transformer().to(ranks.device)
-    text_encoder = build_text_encoder(len(tokenizer)).to(ranks.device)
-    parameters = [*transformer.parameters(), *text_encoder.parameters()]
-    ranks.share(p.data for p in parameters)
-    torch.manual_seed(1000 * recipe.seed + ranks.rank + 1)
-    pool = LatentPool(recipe, ClipCodec(vae), tokenizer, ranks, forbidden)
-    filling = Clock(ranks, 1.0)
-    while pool.filled < recipe.prefill:
-        pool.add()
-    ranks.wait()
-    ranks.say(
-        f"{pool.filled} clips a rank at {pool.filled / filling.elapsed():.0f} clips/s; latent deviation "
-        f"{float(pool.latents[:512].float().std()):.3f}"
-    )
-    if ranks.cuda:
-        transformer.compile_repeated_blocks(dynamic=False)
-    _optimise(ranks, recipe, pool, transformer, text_encoder, parameters)
-    if ranks.first:
-        _save(transformer, text_encoder, vae, tokenizer, out)
-    ranks.largest(0.0)
+    model = Model(ranks, tokenizer, start)
+    captioner = Captioner(out / "tokenizer", forbidden, recipe.group, f"{recipe.seed} {ranks.rank}", recipe.captioners)
+    try:
+        training = _Training(ranks, recipe, model, ClipCodec(vae), captioner, kinds, vae_folder, out)
+        training.prepare()
+        training.optimise(recipe.seconds - (time.monotonic() - began))
+    finally:
+        captioner.close()
 
 
-def _optimise(
-    ranks: Ranks,
-    recipe: Recipe,
-    pool: LatentPool,
-    transformer: nn.Module,
-    text_encoder: nn.Module,
-    parameters: list[nn.Parameter],
-) -> None:
-    matrices = [
-        p for n, p in transformer.named_parameters() if p.ndim == 2 and n.startswith("blocks") and "weight" in n
-    ]
-    taken = {id(p) for p in matrices}
-    muon = Muon(matrices)
-    groups = [
-        {"params": [p for p in transformer.parameters() if id(p) not in taken], "rate": recipe.adam_rate},
-        {"params": list(text_encoder.parameters()), "rate": recipe.text_rate},
-    ]
-    adam = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01, fused=ranks.cuda)
-    average = Average(parameters, recipe.decay)
-    dtype = torch.bfloat16 if ranks.cuda else torch.float32
-    clock, step, losses = Clock(ranks, recipe.seconds), 0, []
-    while (passed := clock.tick(step)) < 1:
-        factor = learning_rate_factor(step, passed, warmup=300, flat_until=0.5)
-        for group in adam.param_groups:
-            group["lr"] = group["rate"] * factor
-        if step % recipe.refresh_every == 0:
-            pool.add()
-        latents, ids = pool.batch(recipe.batch)
-        with ranks.autocast():
-            loss = flow_loss(transformer, encode_text(text_encoder, ids), latents, dtype)
-        loss.backward()
-        ranks.average_gradients(parameters)
-        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        adam.step()
-        muon.step(recipe.muon_rate * factor)
-        for parameter in parameters:
-            parameter.grad = None
-        average.update()
-        step += 1
-        losses.append(loss.detach())
-        if step % 500 == 0:
-            ranks.share(p.data for p in parameters)
-        if step % 200 == 0 or step in (5, 50):
-            _report(ranks, clock, step, recipe.batch, pool, losses)
-            losses = []
-    average.apply()
-    ranks.say(
-        f"transformer done: {step} steps, {step * recipe.batch * ranks.size} clips seen, "
-        f"{pool.rendered * ranks.size} rendered, {clock.elapsed():.0f}s"
-    )
+class _Training:
+    """One run: pools and steps for every kind of batch, and the loop over them."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        recipe: Recipe,
+        model: Model,
+        codec: ClipCodec,
+        captioner: Captioner,
+        kinds: tuple[Kind, ...],
+        vae_folder: Path,
+        out: Path,
+    ) -> None:
+        self.ranks, self.recipe, self.model, self.captioner = ranks, recipe, model, captioner
+        self.kinds, self.vae_folder, self.out = kinds, vae_folder, out
+        self.dice = ranks.dice(recipe.seed + 1)
+        self.codec = codec
+        self.pools: dict[object, LatentPool] = {}
+        for kind in kinds:
+            if kind.canvas not in self.pools:
+                share = 1.0 if kind is kinds[0] else 0.12
+                clips = int(recipe.pool * share)
+                self.pools[kind.canvas] = LatentPool(kind, clips, recipe.group, codec, ranks, self.dice)
+        self.steps = [
+            FlowStep(ranks, kind, kind.batch(recipe.batch), model.transformer, model.text_encoder, model.flat)
+            for kind in kinds
+        ]
+        self.replays = [Replayed(ranks, str(step.kind), step.run, [step.loss, model.flat.grad]) for step in self.steps]
+
+    def prepare(self) -> None:
+        """Compile (each rank a part of it first, so that the others find it done), fill the pools, capture graphs."""
+        ranks, began = self.ranks, time.monotonic()
+        base = self.pools[self.kinds[0].canvas]
+        if ranks.cuda:
+            prepare_compiler()
+            self.model.transformer.compile_repeated_blocks(dynamic=False)
+            base.encode = torch.compile(self.codec.encode, dynamic=False)
+        tasks = [step.run for step in self.steps] + [lambda: base.add(self.captioner.next())]
+        for task in tasks[ranks.rank :: ranks.size]:
+            task()
+        ranks.wait()
+        ranks.largest(0.0)
+        ranks.say(f"own share compiled after {time.monotonic() - began:.0f}s")
+        for task in tasks:
+            task()
+        ranks.wait()
+        ranks.say(f"compiled after {time.monotonic() - began:.0f}s")
+        filling = time.monotonic()
+        for pool in self.pools.values():
+            while pool.filled < self.recipe.prefill * (1.0 if pool is base else 0.12):
+                pool.add(self.captioner.next())
+        ranks.wait()
+        count, deviation = sum(pool.filled for pool in self.pools.values()), float(base.latents[:512].float().std())
+        ranks.say(
+            f"{count} clips a rank at {count / (time.monotonic() - filling):.0f} clips/s; "
+            f"latent deviation {deviation:.3f}"
+        )
+        memory: Memory | None = None
+        for kind, step, replay in zip(self.kinds, self.steps, self.replays, strict=True):
+            step.load(self.pools[kind.canvas], self.dice)
+            if self.recipe.graphs:
+                memory = replay.capture(memory)
+        ranks.largest(0.0)
+        ranks.say(f"ready after {time.monotonic() - began:.0f}s")
+
+    def optimise(self, seconds: float) -> None:
+        """The loop; at its end the averaged weights are in place and saved."""
+        ranks, recipe, flat = self.ranks, self.recipe, self.model.flat
+        muon = Muon(list(self.model.matrices.values()))
+        rates = [
+            {"params": [flat.groups[1]], "rate": recipe.adam_rate},
+            {"params": [flat.groups[2]], "rate": recipe.text_rate},
+        ]
+        adam = torch.optim.AdamW(rates, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01, fused=ranks.cuda)
+        average = Average([flat.data], recipe.decay)
+        order = random.Random(recipe.seed)  # the same on every rank
+        clock, step, losses, saved = Clock(ranks, seconds), 0, [], 0.0
+        while (passed := clock.tick(step)) < 1:
+            number = order.choices(range(len(self.kinds)), [kind.share for kind in self.kinds])[0]
+            pool = self.pools[self.kinds[number].canvas]
+            if step % recipe.refresh_every == 0:
+                pool.add(self.captioner.next())
+            self.steps[number].load(pool, self.dice)
+            self.replays[number]()
+            ranks.average(flat.grad)
+            flat.clip(1.0)
+            factor = learning_rate_factor(step, passed, warmup=300, flat_until=recipe.flat_until)
+            for group in adam.param_groups:
+                group["lr"] = group["rate"] * factor
+            adam.step()
+            muon.step(recipe.muon_rate * factor)
+            average.update()
+            step += 1
+            losses.append(self.steps[number].loss.clone())
+            if step % 500 == 0:
+                ranks.share([flat.data])
+            if step % 200 == 0 or step in (5, 50):
+                self._report(clock, step, losses)
+                losses = []
+            if passed * seconds - saved > recipe.save_every:
+                saved = passed * seconds
+                with average.applied():
+                    self.save()
+        average.apply()
+        self.save()
+        rendered = sum(pool.rendered for pool in self.pools.values())
+        ranks.say(
+            f"transformer done: {step} steps of {ranks.size} ranks, {rendered * ranks.size} clips rendered, "
+            f"{clock.elapsed():.0f}s"
+        )
+
+    def _report(self, clock: Clock, step: int, losses: list[Tensor]) -> None:
+        filled = sum(pool.filled for pool in self.pools.values())
+        self.ranks.say(
+            f"transformer step {step} {clock.elapsed():.0f}s loss {float(torch.stack(losses).mean()):.4f} "
+            f"steps/s {step / clock.elapsed():.2f} pool {filled}"
+        )
+
+    def save(self) -> None:
+        """The pipeline as it is now, from the first rank; the others wait at the next message."""
+        if self.ranks.first:
+            vae = vae_for(self.out, self.vae_folder)
+            save_pipeline(self.model.tokenizer, self.model.text_encoder, self.model.transformer, vae, self.out)
+            self.ranks.say("saved")
 
 
-def _report(ranks: Ranks, clock: Clock, step: int, batch: int, pool: LatentPool, losses: list[Tensor]) -> None:
-    rate = step * batch * ranks.size / clock.elapsed()
-    ranks.say(
-        f"transformer step {step} {clock.elapsed():.0f}s loss {float(torch.stack(losses).mean()):.4f} "
-        f"clips/s {rate:.0f} pool {pool.filled}"
-    )
+def prepare_compiler() -> None:
+    """Let every kind of batch have its own kernels (torch gives up after eight shapes); plain calls where it fails.
 
-
-def _save(
-    transformer: nn.Module,
-    text_encoder: nn.Module,
-    vae: AutoencoderKLWan,
-    tokenizer: PreTrainedTokenizerFast,
-    out: Path,
-) -> None:
-    """Plain (uncompiled) copies, fp16, in diffusers layout."""
-    plain_transformer, plain_text = build_transformer(), build_text_encoder(len(tokenizer))
-    plain_transformer.load_state_dict({k: v.cpu() for k, v in transformer.state_dict().items()})
-    plain_text.load_state_dict({k: v.cpu() for k, v in text_encoder.state_dict().items()})
-    half = torch.float16  # three more bits than bf16, and no weight here comes near its range
-    pipeline = assemble(tokenizer, plain_text.to(half), plain_transformer.to(half), vae.to("cpu", half))
-    pipeline.save_pretrained(out, safe_serialization=True)
+    torch logs a warning with the whole reason when it falls back.
+    """
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.suppress_errors = True

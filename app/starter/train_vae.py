@@ -1,9 +1,16 @@
-"""First stage: the VAE, from nothing, on rendered clips. Two gates: better than PCA, and the judge sees the objects."""
+"""First stage: the VAE, from nothing, on rendered clips. Two gates: better than PCA, and the judge sees the objects.
+
+`train_decoder` goes on with the decoder alone: the latents stay what they are, so that a transformer can be trained on
+them meanwhile.
+"""
 
 from __future__ import annotations
 
 import math
 import random
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,9 +18,11 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
 from app.starter import world
+from app.starter.canvas import Canvas
 from app.starter.codec import ClipCodec
 from app.starter.model import LATENT_CHANNELS, build_vae
-from app.starter.training import Average, Clock, Ranks, learning_rate_factor
+from app.starter.saving import replace_folder
+from app.starter.training import Average, Clock, Flat, Ranks, learning_rate_factor
 
 LATENT_NOISE = 0.12  # largest deviation of the noise the decoder must bear; a sampler's latents are never exact
 SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means something
@@ -22,12 +31,14 @@ SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means som
 class ClipPool:
     """Rendered clips on the device, the oldest replaced as training goes on."""
 
-    def __init__(self, rng: random.Random, clips: int, group: int, device: torch.device) -> None:
-        self.rng, self.group, self.device, self.next = rng, group, device, 0
+    def __init__(
+        self, rng: random.Random, clips: int, group: int, device: torch.device, canvas: Canvas = world.CANVAS
+    ) -> None:
+        self.rng, self.group, self.device, self.canvas, self.next = rng, group, device, canvas, 0
         self.clips = torch.cat([self._group() for _ in range(max(1, clips // group))])
 
     def _group(self) -> Tensor:
-        return world.render(world.random_group(self.rng, self.group), self.device)
+        return world.render(world.random_group(self.rng, self.group), self.device, canvas=self.canvas)
 
     def refresh(self) -> Tensor:
         """Replace the oldest group; returns the new one, uint8."""
@@ -130,3 +141,104 @@ def _finish(ranks: Ranks, codec: ClipCodec, clips: ClipPool, out: Path, clips_se
     ranks.say(f"vae done: {clips_seen} clips seen; latent deviation {std.min():.2f}...{std.max():.2f}")
     if ranks.first:
         vae.save_pretrained(out)
+
+
+class LatentClips:
+    """Clips and their latents on the device; the oldest replaced, encoded once each."""
+
+    def __init__(self, ranks: Ranks, codec: ClipCodec, pool: int, group: int, seed: int, canvas: Canvas) -> None:
+        self.ranks, self.codec, self.dice = ranks, codec, ranks.dice(seed)
+        self.clips = ClipPool(random.Random(1000 * seed + ranks.rank), pool, group, ranks.device, canvas)
+        self.latents = torch.cat([self._encode(part) for part in self.clips.clips.split(group)])
+
+    @torch.no_grad()
+    def _encode(self, clips: Tensor) -> Tensor:
+        with self.ranks.autocast():
+            return torch.cat([self.codec.encode(part.float() / 127.5 - 1).float() for part in clips.split(8)])
+
+    def refresh(self) -> None:
+        """Replace the oldest group."""
+        start = self.clips.next
+        self.latents[start : start + self.clips.group] = self._encode(self.clips.refresh())
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """Clips ``(size, 3, frames, h, w)`` in -1..1 and their latents with noise of random strength."""
+        device = self.latents.device
+        chosen = torch.randint(0, len(self.latents), (size,), device=device, generator=self.dice)
+        strength = LATENT_NOISE * torch.rand(size, 1, 1, 1, 1, device=device, generator=self.dice)
+        noise = torch.randn(size, *self.latents.shape[1:], device=device, generator=self.dice)
+        return self.clips.clips[chosen].float() / 127.5 - 1, self.latents[chosen] + strength * noise
+
+
+class DecoderStep(nn.Module):
+    """Decode and compare: one compiled graph. L2 counts more than in `VaeStep`: colours are right by now."""
+
+    def __init__(self, codec: ClipCodec) -> None:
+        super().__init__()
+        self.codec = codec
+
+    def forward(self, clips: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = reconstruction_loss(clips, self.codec.decode(latents).float())
+        loss = parts["l1"] + 6 * parts["l2"] + 0.7 * parts["outlines"] + 0.3 * parts["flicker"]
+        return loss, parts["l2"].detach(), parts["outlines"].detach()
+
+
+def train_decoder(
+    ranks: Ranks,
+    seconds: float,
+    start: Path,
+    out: Path,
+    batch: int = 16,
+    pool: int = 2048,
+    group: int = 32,
+    rate: float = 8e-4,
+    canvas: Canvas = world.CANVAS,
+) -> None:
+    """Train the decoder of the VAE in ``start`` for ``seconds``, compiling included, and write the VAE to ``out``."""
+    began = time.monotonic()
+    vae = AutoencoderKLWan.from_pretrained(start, torch_dtype=torch.float32).to(ranks.device).requires_grad_(False)
+    codec = ClipCodec(vae)
+    parameters = [*vae.post_quant_conv.parameters(), *vae.decoder.parameters()]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    flat = Flat([parameters])
+    clips = LatentClips(ranks, codec, pool, group, 9, canvas)
+    step_module = DecoderStep(codec)
+    run: Callable[..., tuple[Tensor, Tensor, Tensor]] = step_module
+    if ranks.cuda:
+        torch._dynamo.config.suppress_errors = True  # plain calls where compiling fails; torch logs why
+        run = torch.compile(step_module, dynamic=False)
+    optimiser = torch.optim.AdamW(flat.groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=ranks.cuda)
+    average = Average([flat.data], 0.998)
+
+    def gradients() -> Tensor:
+        flat.grad.zero_()
+        with ranks.autocast():
+            loss, squared, outlines = run(*clips.batch(batch))
+        loss.backward()
+        return torch.stack([squared, outlines])
+
+    gradients()
+    ranks.wait()
+    ranks.say(f"decoder: ready after {time.monotonic() - began:.0f}s")
+    clock, step, seen = Clock(ranks, seconds - (time.monotonic() - began)), 0, []
+    while (passed := clock.tick(step)) < 1:
+        optimiser.param_groups[0]["lr"] = rate * learning_rate_factor(step, passed, warmup=100, flat_until=0.3)
+        if step % 8 == 0:
+            clips.refresh()
+        seen.append(gradients())
+        ranks.average(flat.grad)
+        flat.clip(1.0)
+        optimiser.step()
+        average.update()
+        step += 1
+        if step % 200 == 0 or step in (5, 50):
+            _report(ranks, clock, step, batch, seen)
+            seen = []
+    average.apply()
+    ranks.say(f"decoder done: {step * batch * ranks.size} clips seen")
+    if ranks.first:
+        new = out.with_name(out.name + ".new")
+        shutil.rmtree(new, ignore_errors=True)
+        vae.save_pretrained(new)
+        replace_folder(new, out)

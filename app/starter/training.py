@@ -1,10 +1,11 @@
-"""What both training stages share: ranks, the clock that drives the learning rate, averages, and Muon."""
+"""What the training stages share: ranks, the clock that drives the learning rate, flat parameters, averages, Muon."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -12,14 +13,20 @@ from torch import Tensor, nn
 
 
 class Ranks:
-    """This process among its peers (one per GPU under torchrun, alone otherwise)."""
+    """This process among its peers (one per GPU under torchrun, alone otherwise).
+
+    Each sees its own GPU alone, as cuda:0: compiled kernels name their device, so only then can the ranks share them.
+    """
 
     def __init__(self) -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         local = int(os.environ.get("LOCAL_RANK", "0"))
+        if self.size > 1 and not torch.cuda.is_initialized():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
         self.cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", local) if self.cuda else torch.device("cpu")
+        self.device = torch.device("cuda", 0) if self.cuda else torch.device("cpu")
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -36,12 +43,26 @@ class Ranks:
         if self.first:
             print(*words, flush=True)
 
+    def warn(self, *words: object) -> None:
+        """Print from any rank, so that nobody misses it in the log."""
+        print(f"WARNING (rank {self.rank}):", *words, flush=True)
+
+    def dice(self, seed: int) -> torch.Generator:
+        """Random numbers of this rank's own. Apart from torch's own generator, which a CUDA graph may hold."""
+        return torch.Generator(self.device).manual_seed(1000 * seed + self.rank)
+
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.cuda)
 
     def wait(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
+
+    def average(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its mean over the ranks."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+            tensor /= self.size
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Mean of every gradient over the ranks, in one message."""
@@ -80,7 +101,7 @@ class Clock:
     """Share of the training time that has passed (0...1), the same on every rank, looked up every ten steps."""
 
     def __init__(self, ranks: Ranks, seconds: float) -> None:
-        self.ranks, self.seconds, self.start = ranks, seconds, time.monotonic()
+        self.ranks, self.seconds, self.start = ranks, max(seconds, 1.0), time.monotonic()  # preparing may take it all
         self.passed = 0.0
 
     def elapsed(self) -> float:
@@ -99,10 +120,46 @@ def learning_rate_factor(step: int, passed: float, warmup: int, flat_until: floa
     return up * down
 
 
+class Flat:
+    """Groups of parameters laid side by side in one buffer: one message, norm or update instead of hundreds.
+
+    The parameters stay what they were and only move their memory, gradients included. ``groups`` holds one long
+    parameter per group for an optimiser. Gradients add up in place: zero ``grad`` before each backward pass.
+    """
+
+    _ALIGNED = 64  # elements; compiled kernels load 16 bytes at a time
+
+    def __init__(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        def room(parameter: nn.Parameter) -> int:
+            return -(-parameter.numel() // self._ALIGNED) * self._ALIGNED
+
+        sizes = [sum(room(p) for p in group) for group in groups]
+        device = groups[0][0].device
+        self.data, self.grad = torch.zeros(sum(sizes), device=device), torch.zeros(sum(sizes), device=device)
+        self.groups = []
+        start = 0
+        for group, size in zip(groups, sizes, strict=True):
+            whole = nn.Parameter(self.data[start : start + size])
+            whole.grad = self.grad[start : start + size]
+            self.groups.append(whole)
+            for parameter in group:
+                end = start + parameter.numel()
+                place = self.data[start:end].view_as(parameter)
+                place.copy_(parameter.data)
+                parameter.data = place
+                parameter.grad = self.grad[start:end].view_as(parameter)
+                start += room(parameter)
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradients so that their norm is at most ``largest``, without waiting for the device."""
+        norm = torch.linalg.vector_norm(self.grad)
+        self.grad.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
+
+
 class Average:
     """Exponential moving average of parameters, with a short memory at the start."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         self.parameters, self.decay, self.steps = list(parameters), decay, 0
         self.values = [p.detach().clone() for p in parameters]
 
@@ -116,6 +173,16 @@ class Average:
     def apply(self) -> None:
         """Write the averages into the parameters."""
         torch._foreach_copy_([p.data for p in self.parameters], self.values)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The averages in the parameters' place for a while."""
+        kept = [p.detach().clone() for p in self.parameters]
+        self.apply()
+        try:
+            yield
+        finally:
+            torch._foreach_copy_([p.data for p in self.parameters], kept)
 
 
 class Muon:

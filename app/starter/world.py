@@ -15,8 +15,10 @@ from torch import Tensor
 
 from app.starter import motion, scenery, shapes
 from app.starter.canvas import WIDEST_PAN, Canvas, Dice, constant
+from app.starter.shapes import Pose
 
 HEIGHT, WIDTH, FRAMES = 160, 256, 25
+CANVAS = Canvas(HEIGHT, WIDTH, FRAMES)
 BACKGROUNDS = scenery.BACKGROUNDS
 MOTIONS = motion.MOTIONS
 SIZES = motion.SIZES
@@ -195,18 +197,28 @@ def _table(scenes: Sequence[Scene], device: torch.device) -> dict[str, Tensor]:
     return dict(zip(names, columns, strict=True))
 
 
-@torch.no_grad()
 def render(
     scenes: Sequence[Scene],
     device: torch.device | str,
     generator: torch.Generator | None = None,
-    canvas: Canvas = Canvas(HEIGHT, WIDTH, FRAMES),  # noqa: B008 -- frozen
+    canvas: Canvas = CANVAS,
 ) -> Tensor:
     """Draws ``scenes`` (same background and shapes) as one batch, without waiting for the device.
 
     generator: on ``device``; places, speeds and scenery differ from draw to draw. Returns uint8
     (n, 3, frames, height, width). Raises ValueError for no scenes or for scenes that don't share background and shapes.
     """
+    return render_with_poses(scenes, device, generator, canvas)[0]
+
+
+@torch.no_grad()
+def render_with_poses(
+    scenes: Sequence[Scene],
+    device: torch.device | str,
+    generator: torch.Generator | None = None,
+    canvas: Canvas = CANVAS,
+) -> tuple[Tensor, list[Pose]]:
+    """As `render`, and where each object is on screen."""
     device = torch.device(device)
     kinds = {(scene.background, scene.shape, scene.shape2) for scene in scenes}
     if len(kinds) != 1:
@@ -227,11 +239,12 @@ def render(
     together = motion.Together.draw(dice)
     side = table["left_first"].float() * -2 + 1
     cast = [(shape, "color", None)] if shape2 is None else [(shape, "color", side), (shape2, "color2", -side)]
+    poses = []
     for name, column, offset in cast:
         index = table[column].flatten()
         wobble = torch.where(table[column] >= shapes.WHITE_INDEX, 0.02, 0.06) * dice.uniform(-0.5, 0.5, 3)
         rgb = (palette[index] + wobble).clamp(0.04, 1)
         path = motion.choreograph(name, table["motion"], table["size"], offset, together, stage)
-        pose = path.on_screen(camera.pan, camera.zoom, stage)
-        video = shapes.draw_object(video, name, rgb, index, pose, canvas)
-    return (video.clamp(0, 1) * 255 + 0.5).to(torch.uint8)
+        poses.append(path.on_screen(camera.pan, camera.zoom, stage))
+        video = shapes.draw_object(video, name, rgb, index, poses[-1], canvas)
+    return (video.clamp(0, 1) * 255 + 0.5).to(torch.uint8), poses

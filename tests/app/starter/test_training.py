@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from app.starter.model import FLOW_SHIFT
-from app.starter.train_transformer import flow_loss, sample_sigmas
-from app.starter.training import Average, Muon, learning_rate_factor, orthogonalise
+from app.starter.training import Average, Flat, Muon, learning_rate_factor, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 5), (2, 5, 16)])
@@ -54,27 +52,35 @@ def test_learning_rate_rises_holds_and_falls() -> None:
     assert all(a >= b for a, b in itertools.pairwise(factors[500:]))
 
 
-def test_sigmas_follow_the_shift() -> None:
+def test_averages_stand_in_for_a_while() -> None:
+    parameter = nn.Parameter(torch.zeros(4))
+    average = Average([parameter], 0.5)
+    with torch.no_grad():
+        parameter.fill_(1.0)
+    average.update()
+    with average.applied():
+        assert 0 < float(parameter[0]) < 1
+    assert float(parameter[0]) == 1.0
+
+
+def test_flat_parameters_train_as_single_ones() -> None:
+    """Two steps of AdamW on the long parameters change the model as two steps on its own parameters do."""
     torch.manual_seed(0)
-    sigmas = sample_sigmas(20_000, torch.device("cpu"))
-    unshifted = sigmas / (FLOW_SHIFT - (FLOW_SHIFT - 1) * sigmas)
-    print(f"median after undoing the shift {unshifted.median():.3f}")
-    assert sigmas.min() >= 0
-    assert sigmas.max() <= 1
-    assert abs(float(unshifted.median()) - 0.5) < 0.02
-
-
-def test_a_perfect_prediction_has_no_loss_and_a_blank_one_has() -> None:
-    latents = torch.randn(4, 2, 3, 4, 4)
-
-    class Oracle(nn.Module):
-        def __init__(self, answer: torch.Tensor) -> None:
-            super().__init__()
-            self.answer = answer
-
-        def forward(self, **_: object) -> tuple[torch.Tensor]:
-            return (self.answer,)
-
-    text = torch.zeros(4, 1, 1)
-    assert float(flow_loss(Oracle(latents), text, latents, torch.float32)) == 0.0
-    assert float(flow_loss(Oracle(torch.zeros_like(latents)), text, latents, torch.float32)) > 0.5
+    plain = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7))
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7))
+    model.load_state_dict(plain.state_dict())
+    flat = Flat([list(model[0].parameters()), list(model[1].parameters())])
+    data = torch.randn(4, 5)
+    ours, theirs = torch.optim.AdamW(flat.groups, lr=0.1), torch.optim.AdamW(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        flat.grad.zero_()
+        model(data).square().sum().backward()
+        flat.clip(1.0)
+        ours.step()
+        theirs.zero_grad()
+        plain(data).square().sum().backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        theirs.step()
+    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+        print(f"largest difference {float((mine - other).abs().max()):.1e}")
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,144 @@
+"""Rectified flow on a transformer that predicts the clean latents, with and without a given first frame."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from app.starter.mix import Kind
+from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
+from app.starter.pool import LatentPool
+from app.starter.training import Flat, Ranks
+
+SMALLEST_SIGMA = 0.1
+"""Smallest divisor of the clean error: below it rounding would rule the gradient."""
+
+
+def sample_sigmas(size: int, device: torch.device, dice: torch.Generator | None = None) -> Tensor:
+    """Noise levels 0...1: logit-normal with a tenth uniform, shifted as sampling will be."""
+    normal = torch.randn(size, device=device, generator=dice)
+    coin, level = torch.rand(2, size, device=device, generator=dice)
+    u = torch.where(coin < 0.1, level, torch.sigmoid(normal * 1.1))
+    return FLOW_SHIFT * u / (1 + (FLOW_SHIFT - 1) * u)
+
+
+def look_up_by_index(text_encoder: nn.Module) -> None:
+    """Let embeddings add up their gradients by index: torch's own way sorts, which a CUDA graph may not hold."""
+    for module in text_encoder.modules():
+        if isinstance(module, nn.Embedding):
+            module.forward = functools.partial(_look_up, module)  # type: ignore[method-assign]
+
+
+def _look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    return embedding.weight.index_select(0, ids.flatten()).view(*ids.shape, -1)
+
+
+def encode_text(text_encoder: nn.Module, ids: Tensor) -> Tensor:
+    """As WanPipeline does it: padding is masked in the encoder and zero afterwards.
+
+    The mask is handed over ready made: given a plain one, transformers asks the device whether anything is masked at
+    all, and the processor waits for the whole queue in every step.
+    """
+    mask = ids != 0
+    added = torch.zeros(mask.shape, device=ids.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    return text_encoder(ids, added[:, None, None, :]).last_hidden_state * mask[..., None]
+
+
+def predict_clean(
+    transformer: nn.Module, text: Tensor, noisy: Tensor, sigmas: Tensor, dtype: torch.dtype, image: bool = False
+) -> Tensor:
+    """The transformer's guess of the clean latents, in fp32.
+
+    noisy: (n, channels, t, h, w); sigmas: (n,). image: the first latent frame is clean and its tokens have time 0, as
+    WanImageToVideoPipeline asks with ``expand_timesteps``.
+    """
+    times = sigmas * 1000
+    if image:
+        frames, rows, columns = noisy.shape[2:]
+        later = torch.ones(frames, (rows // 2) * (columns // 2), device=noisy.device)
+        later[0] = 0
+        times = times[:, None] * later.flatten()
+    answer = transformer(
+        hidden_states=noisy.to(dtype), timestep=times, encoder_hidden_states=text.to(dtype), return_dict=False
+    )[0]
+    return answer.float()
+
+
+def velocity_error(clean: Tensor, target: Tensor, sigmas: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean squared error in velocity of a guess of the clean latents.
+
+    With ``x = (1 - s) * clean + s * noise`` it is the clean error over ``s``; see `SMALLEST_SIGMA`.
+    weights: (n, t, h, w), or none.
+    """
+    error = ((clean - target) / sigmas.view(-1, 1, 1, 1, 1).clamp(min=SMALLEST_SIGMA)).square()
+    return (error if weights is None else error * weights[:, None]).mean()
+
+
+def flow_loss(
+    transformer: nn.Module,
+    text: Tensor,
+    latents: Tensor,
+    noise: Tensor,
+    sigmas: Tensor,
+    weights: Tensor,
+    dtype: torch.dtype,
+    image: bool = False,
+) -> Tensor:
+    """The training loss of one batch: noise added, clean latents guessed, errors weighed by place.
+
+    image: the first latent frame gets no noise and its error does not count.
+    """
+    s = sigmas.view(-1, 1, 1, 1, 1)
+    noisy = (1 - s) * latents + s * noise
+    if image:
+        noisy = torch.cat([latents[:, :, :1], noisy[:, :, 1:]], 2)
+        weights = torch.cat([torch.zeros_like(weights[:, :1]), weights[:, 1:]], 1)
+    clean = predict_clean(transformer, text, noisy, sigmas, dtype, image)
+    return velocity_error(clean, latents, sigmas, weights)
+
+
+class FlowStep:
+    """Loss and gradients of batches of one kind, in tensors that never move (so that a CUDA graph can hold them)."""
+
+    def __init__(
+        self, ranks: Ranks, kind: Kind, size: int, transformer: nn.Module, text_encoder: nn.Module, flat: Flat
+    ) -> None:
+        self.ranks, self.kind, self.size, self.flat = ranks, kind, size, flat
+        self.transformer, self.text_encoder = transformer, text_encoder
+        device, cells = ranks.device, kind.latent_size()
+        self.latents = torch.zeros(size, LATENT_CHANNELS, *cells, dtype=torch.bfloat16, device=device)
+        self.noise = torch.zeros(self.latents.shape, device=device)
+        self.weights = torch.ones(size, *cells, dtype=torch.bfloat16, device=device)
+        self.ids = torch.ones(size, TEXT_TOKENS, dtype=torch.long, device=device)
+        self.sigmas = torch.full((size,), 0.5, device=device)
+        self.loss = torch.zeros((), device=device)
+
+    def load(self, pool: LatentPool, dice: torch.Generator) -> None:
+        """Draw a new batch."""
+        latents, weights, ids = pool.batch(self.size)
+        self.latents.copy_(latents)
+        self.weights.copy_(weights)
+        self.ids.copy_(ids)
+        self.noise.normal_(generator=dice)
+        self.sigmas.copy_(sample_sigmas(self.size, self.ranks.device, dice))
+
+    def run(self) -> None:
+        """Forward and backward; the gradients of ``flat`` and ``loss`` hold the result."""
+        self.flat.grad.zero_()
+        dtype = torch.bfloat16 if self.ranks.cuda else torch.float32
+        with self.ranks.autocast():
+            text = encode_text(self.text_encoder, self.ids)
+            loss = flow_loss(
+                self.transformer,
+                text,
+                self.latents.float(),
+                self.noise,
+                self.sigmas,
+                self.weights.float(),
+                dtype,
+                self.kind.image,
+            )
+        loss.backward()
+        self.loss.copy_(loss.detach())

@@ -1,0 +1,113 @@
+"""What the transformer is trained on: which scenes, on which canvases, how often, and what counts most in a clip."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from app.starter.canvas import Canvas
+from app.starter.shapes import Pose
+from app.starter.world import BACKGROUNDS, SHAPES, Scene, is_valid, random_scene
+
+TWO_OBJECTS = 0.40
+"""Share of the groups with two objects: which colour belongs to which object is the hardest thing to learn."""
+
+EXTRA_SPIN, EXTRA_SMALL = 0.10, 0.10
+"""Share of the scenes turned into spinning and into small ones on top of those drawn so: hard, too."""
+
+PIXELS, FRAMES = 16, 2
+"""Pixels a side and frames of one latent cell."""
+
+OBJECT_SHARE, MOST_WEIGHT = 0.35, 6.0
+"""Weight that objects carry together, as a part of the clip's plain weight; and the most that a cell gets on top."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One sort of training batch: its canvas, whether the first frame is given, and its share of the steps."""
+
+    canvas: Canvas
+    image: bool
+    share: float
+
+    def latent_size(self) -> tuple[int, int, int]:
+        """Latent frames, rows and columns."""
+        canvas = self.canvas
+        return (canvas.frames - 1) // FRAMES + 1, canvas.height // PIXELS, canvas.width // PIXELS
+
+    def tokens(self) -> int:
+        """Tokens of one clip: latents in patches of (1, 2, 2)."""
+        frames, rows, columns = self.latent_size()
+        return frames * (rows // 2) * (columns // 2)
+
+    def batch(self, base: int) -> int:
+        """Clips a step with as many tokens as ``base`` clips of 256x160x25 have (520 each); even, at least one."""
+        clips = round(base * 520 / self.tokens())
+        return max(1, clips - clips % 8 if clips > 8 else clips)
+
+    def __str__(self) -> str:
+        canvas = self.canvas
+        return f"{canvas.width}x{canvas.height}x{canvas.frames}{' from a picture' if self.image else ''}"
+
+
+_WIDE, _TALL, _SQUARE = Canvas(160, 256, 25), Canvas(256, 160, 25), Canvas(192, 192, 25)
+KINDS = (
+    Kind(_WIDE, False, 0.53),
+    Kind(_WIDE, True, 0.14),
+    Kind(_TALL, False, 0.08),
+    Kind(_SQUARE, False, 0.08),
+    Kind(Canvas(160, 256, 49), False, 0.08),
+    Kind(Canvas(160, 256, 13), False, 0.05),
+    Kind(_TALL, True, 0.04),
+)
+
+TRY_OUT = (Kind(Canvas(64, 64, 5), False, 0.5), Kind(Canvas(64, 32, 7), True, 0.5))
+"""Small kinds that show on any machine whether the chain holds together; nothing is learnt from them."""
+
+
+def training_group(rng: random.Random, n: int) -> list[Scene]:
+    """``n`` scenes that `world.render` takes as one batch; combinations held out from training never come out."""
+    background, shape = rng.choice(BACKGROUNDS), rng.choice(SHAPES)
+    two = rng.random() < TWO_OBJECTS
+    shape2 = rng.choice([other for other in SHAPES if other != shape]) if two else None
+    return [_harder(random_scene(rng, background, shape, shape2), rng) for _ in range(n)]
+
+
+def _harder(scene: Scene, rng: random.Random) -> Scene:
+    """Some scenes made to spin or to be small, where such a scene is allowed."""
+    changed = scene
+    if rng.random() < EXTRA_SPIN and not (scene.shape2 is not None and scene.camera != "still"):
+        changed = replace(changed, motion="spin")
+    if rng.random() < EXTRA_SMALL and scene.shape2 is None:
+        changed = replace(changed, size="small")
+    return changed if is_valid(changed) else scene
+
+
+def object_cells(poses: Sequence[Pose], canvas: Canvas) -> Tensor:
+    """Latent cells that an object touches: float32 (n, latent frames, rows, columns), 0 or 1."""
+    cell = PIXELS / canvas.height
+    device = poses[0].x.device
+    y = ((torch.arange(canvas.height // PIXELS, device=device) + 0.5) * cell).view(1, 1, -1, 1)
+    x = ((torch.arange(canvas.width // PIXELS, device=device) + 0.5) * cell).view(1, 1, 1, -1)
+    touched = torch.zeros((), device=device)
+    for pose in poses:
+        px, py, reach = (t[..., None, None] for t in (pose.x, pose.y, 1.15 * pose.radius))
+        away = ((x - px).abs() - cell / 2).clamp(min=0) ** 2 + ((y - py).abs() - cell / 2).clamp(min=0) ** 2
+        touched = torch.maximum(touched, (away < reach**2).float())
+    later = touched[:, 1:].unflatten(1, (-1, FRAMES)).amax(2)
+    return torch.cat([touched[:, :1], later], 1)
+
+
+def loss_weights(cells: Tensor) -> Tensor:
+    """Weights for the loss, mean 1 in each clip: an object counts for about a third, however small it is.
+
+    The best prediction stays what it was, since each place is weighed against itself alone; but without weights nine
+    tenths of the gradient come from scenery.
+    """
+    share = cells.mean((1, 2, 3), keepdim=True).clamp(min=1e-3)
+    weights = 1 + cells * (OBJECT_SHARE / share).clamp(1.0, MOST_WEIGHT)
+    return weights / weights.mean((1, 2, 3), keepdim=True)

@@ -1,0 +1,144 @@
+"""Training data for the transformer: clips rendered, encoded and captioned while it trains."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from app.starter import captions, world
+from app.starter.codec import ClipCodec
+from app.starter.mix import Kind, loss_weights, object_cells, training_group
+from app.starter.model import TEXT_TOKENS
+from app.starter.training import Ranks
+from app.starter.world import Scene
+
+CAPTIONS_PER_CLIP = 4
+NO_PROMPT = 0.1  # share of clips trained without their caption, for guidance
+_ENCODED = 32  # clips encoded together
+
+Group = tuple[list[Scene], NDArray[np.int16]]
+"""Scenes that are rendered together, and token ids int16 ``(scenes, CAPTIONS_PER_CLIP, 64)``."""
+
+
+class _Words:
+    """What a captioning process holds."""
+
+    tokenizer: PreTrainedTokenizerFast
+    forbidden: frozenset[str]
+
+
+def _prepare(tokenizer: Path, forbidden: frozenset[str]) -> None:
+    _Words.tokenizer, _Words.forbidden = PreTrainedTokenizerFast.from_pretrained(tokenizer), forbidden
+    torch.set_num_threads(1)
+
+
+def _draw(seed: str, size: int) -> Group:
+    rng = random.Random(seed)
+    scenes = training_group(rng, size)
+    texts = [
+        captions.caption(scene, rng, typos=True, forbidden=_Words.forbidden)
+        for scene in scenes
+        for _ in range(CAPTIONS_PER_CLIP)
+    ]
+    ids = _Words.tokenizer(
+        texts, padding="max_length", max_length=TEXT_TOKENS, truncation=True, return_tensors="np"
+    ).input_ids
+    return scenes, ids.reshape(size, CAPTIONS_PER_CLIP, TEXT_TOKENS).astype(np.int16)
+
+
+class Captioner:
+    """Draws scenes and captions ahead of need in ``workers`` other processes (0: in this one, when asked).
+
+    Captioning one group takes longer than a training step, and the processor has the GPU to feed.
+    """
+
+    def __init__(
+        self, tokenizer: Path, forbidden: frozenset[str], size: int, seed: str = "0", workers: int = 0
+    ) -> None:
+        self.size, self.seed, self.drawn = size, seed, 0
+        self.pool: ProcessPoolExecutor | None = None
+        self.waiting: deque[Future[Group]] = deque()
+        if workers:
+            self.pool = ProcessPoolExecutor(
+                workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(tokenizer, forbidden)
+            )
+            for _ in range(8 * workers):
+                self._order()
+        else:
+            _prepare(tokenizer, forbidden)
+
+    def _next_seed(self) -> str:
+        self.drawn += 1
+        return f"{self.seed} {self.drawn}"
+
+    def _order(self) -> None:
+        assert self.pool is not None
+        self.waiting.append(self.pool.submit(_draw, self._next_seed(), self.size))
+
+    def next(self) -> Group:
+        """The next group; the same ones in the same order whatever the number of workers."""
+        if self.pool is None:
+            return _draw(self._next_seed(), self.size)
+        self._order()
+        return self.waiting.popleft().result()
+
+    def close(self) -> None:
+        """End the other processes."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class LatentPool:
+    """Standardised latents in bf16, loss weights and captions of clips of one canvas, the oldest replaced."""
+
+    def __init__(self, kind: Kind, clips: int, group: int, codec: ClipCodec, ranks: Ranks, dice: torch.Generator):
+        self.canvas, self.group, self.codec, self.ranks, self.dice = kind.canvas, group, codec, ranks, dice
+        self.encode = codec.encode
+        size = max(1, clips // group) * group
+        cells = kind.latent_size()
+        self.latents = torch.zeros(size, codec.vae.config.z_dim, *cells, dtype=torch.bfloat16, device=ranks.device)
+        self.weights = torch.zeros(size, *cells, dtype=torch.bfloat16, device=ranks.device)
+        self.tokens = torch.zeros(size, CAPTIONS_PER_CLIP, TEXT_TOKENS, dtype=torch.int16, device=ranks.device)
+        self.next = self.filled = self.rendered = 0
+
+    @torch.no_grad()
+    def add(self, drawn: Group) -> None:
+        """Render and encode one group."""
+        scenes, tokens = drawn
+        clips, poses = world.render_with_poses(scenes, self.ranks.device, self.dice, self.canvas)
+        with self.ranks.autocast():
+            means = torch.cat([self.encode(part.float() / 127.5 - 1).float() for part in clips.split(_ENCODED)])
+        place = slice(self.next, self.next + len(scenes))
+        self.latents[place] = self.codec.standardise(means).to(torch.bfloat16)
+        self.weights[place] = loss_weights(object_cells(poses, self.canvas)).to(torch.bfloat16)
+        self.tokens[place] = torch.from_numpy(tokens).to(self.ranks.device, non_blocking=True)
+        self.next = (self.next + len(scenes)) % len(self.latents)
+        self.filled = min(len(self.latents), self.filled + len(scenes))
+        self.rendered += len(scenes)
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Latents ``(size, channels, t, h, w)`` and loss weights ``(size, t, h, w)`` in bf16, and token ids (size, 64).
+
+        A tenth of the ids are the empty prompt.
+        """
+        device = self.latents.device
+        clip = torch.randint(0, self.filled, (size,), device=device, generator=self.dice)
+        text = torch.randint(0, CAPTIONS_PER_CLIP, (size,), device=device, generator=self.dice)
+        dropped = torch.rand(size, 1, device=device, generator=self.dice) < NO_PROMPT
+        ids = torch.where(dropped, empty_prompt(size, device), self.tokens[clip, text].long())
+        return self.latents[clip], self.weights[clip], ids
+
+
+def empty_prompt(size: int, device: torch.device) -> Tensor:
+    """Token ids of the empty prompt, int64 (size, 64): the end, then padding."""
+    return F.pad(torch.ones(size, 1, dtype=torch.long, device=device), (0, TEXT_TOKENS - 1))
