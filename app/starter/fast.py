@@ -41,7 +41,7 @@ class FastRecipe:
     group: int = 64
     captioners: int = 4
     rank: int = 32
-    rate: float = 1e-3
+    rate: float = 5e-4
     guidance: float = 4.0
     graphs: bool = True
     seed: int = 7

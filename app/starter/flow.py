@@ -42,7 +42,7 @@ def encode_text(text_encoder: nn.Module, ids: Tensor) -> Tensor:
     all, and the processor waits for the whole queue in every step.
     """
     mask = ids != 0
-    added = torch.zeros(mask.shape, device=ids.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    added = torch.zeros(mask.shape, device=ids.device).masked_fill(~mask, -3e4)  # finite in bf16, too
     return text_encoder(ids, added[:, None, None, :]).last_hidden_state * mask[..., None]
 
 

@@ -72,6 +72,18 @@ class Replayed:
         self.graph = graph
         return graph.pool()
 
+    def check(self) -> None:
+        """Compare graph and plain calls once more: graphs captured later may share this one's memory."""
+        if self.graph is None:
+            return
+        self.graph.replay()
+        replayed = [result.clone() for result in self.results]
+        self.run()
+        errors = [self._error(new, old) for new, old in zip(replayed, self.results, strict=True)]
+        if not all(error < TOLERANCE for error in errors):
+            self.ranks.warn(f"{self.name}: the CUDA graph went wrong after others (errors {errors}); plain calls")
+            self.graph = None
+
     def _seconds(self, run: Callable[[], object], count: int = 4) -> float:
         torch.cuda.synchronize()
         start = time.monotonic()

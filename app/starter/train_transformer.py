@@ -185,6 +185,8 @@ class _Training:
             step.load(self.pools[kind.canvas], self.dice)
             if self.recipe.graphs:
                 memory = replay.capture(memory)
+        for replay in self.replays:
+            replay.check()
         ranks.largest(0.0)
         ranks.say(f"ready after {time.monotonic() - began:.0f}s")
 

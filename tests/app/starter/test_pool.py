@@ -1,0 +1,51 @@
+"""Training data: captions by other processes are the same ones, and a pool gives back what went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from app.starter import captions
+from app.starter.canvas import Canvas
+from app.starter.codec import ClipCodec
+from app.starter.mix import Kind
+from app.starter.model import LATENT_CHANNELS, build_vae
+from app.starter.pool import Captioner, LatentPool, empty_prompt
+from app.starter.training import Ranks
+
+
+def test_groups_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    captions.build_tokenizer(tmp_path)
+    here, there = (Captioner(tmp_path, frozenset(), 3, "5 0", workers) for workers in (0, 2))
+    try:
+        for _ in range(4):
+            (scenes, ids), (other_scenes, other_ids) = here.next(), there.next()
+            assert scenes == other_scenes
+            assert np.array_equal(ids, other_ids)
+            assert ids.shape == (3, 4, 64)
+    finally:
+        there.close()
+
+
+def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Path) -> None:
+    captions.build_tokenizer(tmp_path)
+    torch.manual_seed(0)
+    ranks, kind = Ranks(), Kind(Canvas(64, 96, 5), False, 1.0)
+    pool = LatentPool(kind, 4, 2, ClipCodec(build_vae()), ranks, ranks.dice(3))
+    captioner = Captioner(tmp_path, frozenset(), 2, "6 0")
+    drawn = [captioner.next() for _ in range(3)]
+    for group in drawn:
+        pool.add(group)
+    assert (pool.filled, pool.rendered) == (4, 6)
+    known = {row.tobytes() for _, ids in drawn[1:] for row in ids.reshape(-1, 64).astype(np.int64)}
+    latents, weights, ids = pool.batch(400)
+    assert latents.shape == (400, LATENT_CHANNELS, 3, 4, 6)
+    assert weights.shape == (400, 3, 4, 6)
+    torch.testing.assert_close(weights.float().mean(), torch.tensor(1.0), atol=0.02, rtol=0)
+    empty = empty_prompt(1, torch.device("cpu"))[0]
+    without = (ids == empty).all(1)
+    print(f"without a prompt: {float(without.float().mean()):.3f}")
+    assert 0.05 < float(without.float().mean()) < 0.16
+    assert {row.numpy().tobytes() for row in ids[~without]} <= known
