@@ -15,10 +15,13 @@ def test_a_failed_capture_is_told_and_plain_calls_go_on(
     def refuse() -> None:
         raise RuntimeError("no capture here")
 
+    def run() -> None:
+        result.add_(1)
+
     result, ranks = torch.zeros(()), Ranks()
     monkeypatch.setattr(ranks, "cuda", True)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
-    replay = Replayed(ranks, "step", lambda: result.add_(1), [result])
+    replay = Replayed(ranks, "step", run, [result])
     assert replay.capture() is None
     replay.check()
     replay()
