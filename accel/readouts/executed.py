@@ -22,10 +22,6 @@ MATTERS = 0.1
 OURS = ("accel::", "ProfilerStep", "cudaDeviceSynchronize", "cudaLaunchKernel", "[memory]")
 
 
-QUIET = {"KINETO_LOG_LEVEL": "5"}
-"""Environment, set before torch is imported, without which each profile writes two lines on the error stream."""
-
-
 def executed(call: Callable[[], Any], device: str) -> str:
     """The kernels that took most of one call's time, and what oneDNN says it ran: "aten::addmm 97 %
     (brg_matmul:avx512_core_bf16)"."""
@@ -34,8 +30,10 @@ def executed(call: Callable[[], Any], device: str) -> str:
     on_gpu = device.startswith("cuda")
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     said: list[str] = []
-    with profile(activities=activities) as seen, contextlib.nullcontext() if on_gpu else onednn(said):
-        call()
+    # the profiler writes two lines on the error stream each time
+    with _heard(said), profile(activities=activities) as seen:
+        with contextlib.nullcontext() if on_gpu else _onednn_talks():
+            call()
         if on_gpu:
             torch.cuda.synchronize()
     times = {row.key: _own_time(row, on_gpu) for row in seen.key_averages() if not row.key.startswith(OURS)}
@@ -57,26 +55,33 @@ def _short(name: str, most: int = 80) -> str:
 
 
 @contextlib.contextmanager
-def onednn(lines: list[str]) -> Iterator[None]:
-    """While entered, oneDNN's log of what it executes goes into `lines` instead of to standard output."""
+def _heard(lines: list[str]) -> Iterator[None]:
+    """While entered, what native libraries write on standard output and error goes into `lines`."""
     _flush()
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(1)
-        os.dup2(file.fileno(), 1)
+        kept = {stream: os.dup(stream) for stream in (1, 2)}
+        for stream in kept:
+            os.dup2(file.fileno(), stream)
         try:
-            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-                yield
+            yield
         finally:
             _flush()
-            os.dup2(kept, 1)
-            os.close(kept)
+            for stream, real in kept.items():
+                os.dup2(real, stream)
+                os.close(real)
             file.seek(0)
             lines += file.read().decode("utf-8", "replace").splitlines()
 
 
+def _onednn_talks() -> Any:
+    """While entered, oneDNN writes what it executes on standard output."""
+    return torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON)
+
+
 def _flush() -> None:
-    """oneDNN writes through C's own buffer."""
+    """Native libraries write through C's own buffer."""
     sys.stdout.flush()
+    sys.stderr.flush()
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).fflush(None)
 

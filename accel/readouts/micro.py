@@ -195,7 +195,7 @@ class _Bench:
             own, time = samples[name], spread(samples[name])
             over = {dtype: gain(own, theirs) for dtype, theirs in plain.items()}
             speed = call.flops / time.median / 1e12
-            peak = self.results.peak(self.device, computes(backend, entry.candidate.dtype))
+            peak = self.results.peak(self.device, computes(backend.name, entry.candidate.dtype))
             served, calls = (1, 1) if tally is None else (tally.served_calls, tally.calls)
             yield Row(
                 call=call,
@@ -221,11 +221,11 @@ class _Bench:
             )
 
 
-def computes(backend: Backend, dtype: str) -> str:
-    """The numbers that a backend multiplies, as `Peak.dtype` names them."""
-    if "int8" in backend.name:
+def computes(backend: str, dtype: str) -> str:
+    """The numbers that the backend of that name multiplies, as `Peak.dtype` names them."""
+    if "int8" in backend:
         return "int8"
-    return "float8" if "fp8" in backend.name else dtype
+    return "float8" if "fp8" in backend else dtype
 
 
 def _verdict(entry: _Entry, over: Spread | None) -> Verdict:

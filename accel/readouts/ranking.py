@@ -68,12 +68,13 @@ def classes(traits: ModelTraits) -> dict[str, str]:
 
 
 def for_model(results: Results | None, traits: ModelTraits, model: str = "") -> Readouts:
-    """What of `results` counts for `traits`; quality for the model of that name alone. The newest measurement wins."""
+    """What of `results` counts for `traits`; quality for the model of that name alone. A full measurement counts more
+    than a quick one, then the newer one."""
     if results is None:
         return Readouts()
     ranks: dict[Key, tuple[Rank, ...]] = {}
     for name, kind_of_shape in classes(traits).items():
-        for measurement in results.measurements:
+        for measurement in sorted(results.measurements, key=lambda one: (not one.quick, one.when)):
             if measurement.classes.get(name) == kind_of_shape:
                 ranks |= _ranked(row for row in measurement.rows if row.call.stage == name)
     qualities = {(one.stage, one.kind, one.backend): one for one in results.qualities if model and one.model == model}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accel.readouts.executed import _short, executed, implementations, memory, onednn
+from accel.readouts.executed import _heard, _onednn_talks, _short, executed, implementations, memory
 
 LINES = """onednn_verbose,v1,info,oneDNN v3.11
 onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src_bf16,,,8x8:8x8,0.1
@@ -44,11 +44,13 @@ def test_onednn_tells_its_implementations_each_once() -> None:
 def test_its_log_reaches_nobody_elses_output(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(1, 3, 16, 16)
     lines: list[str] = []
-    with onednn(lines):
+    with _heard(lines), _onednn_talks():
         torch.mkldnn_convolution(x, torch.randn(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], 1)
     os.write(1, b"after\n")
     assert implementations(lines)
-    assert capfd.readouterr().out == "after\n"
+    executed(lambda: x + 1, "cpu")
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("after\n", "")
 
 
 def test_kernels_of_gpus_are_told_without_their_templates() -> None:

@@ -1,0 +1,143 @@
+"""A bar chart of speed-ups with the error beside each bar, as SVG or PNG.
+
+One layout makes rectangles and texts; two small painters draw them. Colour never speaks alone: each bar's end says how
+fast, how wrong, and the verdict. SVG takes a page's colours where it stands in one (CSS variables with fallbacks).
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from accel.readouts import words
+from accel.readouts.results import Row
+
+Role = Literal["ink", "quiet", "paper", "win", "plain", "bad", "line"]
+COLOURS: dict[Role, str] = {
+    "ink": "#1b1c20",
+    "quiet": "#6b6a66",
+    "paper": "#f6f5f1",
+    "win": "#2e7d4f",
+    "plain": "#a9a79f",
+    "bad": "#b3261e",
+    "line": "#dcdad2",
+}
+VARIABLES: dict[Role, str] = {"ink": "--kt-ink", "quiet": "--kt-quiet", "paper": "--kt-paper", "line": "--kt-line"}
+WIDTH, LABEL, WORDS = 960, 190, 330
+ROW, BAR, SIZE = 22, 12, 12
+"""Height of a row and of a bar, and of letters, in pixels."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+    role: Role
+
+
+@dataclass(frozen=True)
+class Words:
+    x: float
+    y: float
+    text: str
+    role: Role = "ink"
+    bold: bool = False
+
+
+Item = Bar | Words
+
+
+def layout(rows: Iterable[Row], title: str) -> tuple[float, list[Item]]:
+    """Height in pixels, and what is drawn. Rows without a speed-up are told in words."""
+    shown = words.groups(row for row in rows)
+    longest = max([2.0, *(row.speedup for rows in shown.values() for row in rows if row.speedup)])
+    scale = (WIDTH - LABEL - WORDS) / longest
+    one = LABEL + scale
+    items: list[Item] = [Words(16, 28, title, bold=True)]
+    y = 52.0
+    for heading, group in shown.items():
+        y += ROW
+        items.append(Words(16, y, heading, "quiet"))
+        top = y + 6
+        for row in group:
+            y += ROW
+            items.append(Words(28, y, f"{row.backend} {words.DTYPES.get(row.dtype, row.dtype)}"))
+            end = float(LABEL)
+            if row.speedup is not None:
+                end += row.speedup * scale
+                items.append(Bar(LABEL, y - BAR + 2, row.speedup * scale, BAR, _role(row)))
+            items.append(Words(max(end, one) + 8, y, _told(row), "bad" if _role(row) == "bad" else "ink"))
+        items.append(Bar(one, top, 1, y - top + 6, "quiet"))
+        y += 8
+    items.append(Words(one - 3, 52, "1x: plain PyTorch in the plan's precision", "quiet"))
+    return y + 16, items
+
+
+def _role(row: Row) -> Role:
+    if row.verdict in ("wrong", "failed"):
+        return "bad"
+    return "win" if row.verdict == "faster" else "plain"
+
+
+def _told(row: Row) -> str:
+    if row.speedup is None:
+        return f"{row.verdict}: {row.note}"[:70]
+    error = "" if row.error is None else f"error {row.error:.1e}"
+    return ", ".join(dict.fromkeys(filter(None, (words.ratio(row.speedup), error, words.verdict(row)))))
+
+
+def svg(rows: Iterable[Row], title: str) -> str:
+    """The chart as one SVG element, that needs nothing beside it."""
+    height, items = layout(rows, title)
+    background = f'<rect width="{WIDTH}" height="{height:.0f}" fill="{_fill("paper")}"/>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
+        f'aria-label="{html.escape(title, quote=True)}" font-family="system-ui, sans-serif" font-size="{SIZE}">'
+        f"{background}{''.join(map(_element, items))}</svg>"
+    )
+
+
+def _fill(role: Role) -> str:
+    return f"var({VARIABLES[role]}, {COLOURS[role]})" if role in VARIABLES else COLOURS[role]
+
+
+def _element(item: Item) -> str:
+    if isinstance(item, Bar):
+        size = f'width="{item.width:.1f}" height="{item.height:.1f}"'
+        return f'<rect x="{item.x:.1f}" y="{item.y:.1f}" {size} fill="{_fill(item.role)}"/>'
+    weight = ' font-weight="600"' if item.bold else ""
+    return f'<text x="{item.x:.1f}" y="{item.y:.1f}" fill="{_fill(item.role)}"{weight}>{html.escape(item.text)}</text>'
+
+
+def png(rows: Iterable[Row], title: str, scale: int = 2) -> bytes:
+    """The chart as a picture, `scale` pixels for each of the SVG's."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, items = layout(rows, title)
+    picture = Image.new("RGB", (WIDTH * scale, round(height) * scale), COLOURS["paper"])
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(SIZE * scale)
+    for item in items:
+        if isinstance(item, Bar):
+            x, y = item.x * scale, item.y * scale
+            far = (x + max(1, item.width * scale - 1), y + max(1, item.height * scale - 1))
+            draw.rectangle((x, y, *far), COLOURS[item.role])
+        else:
+            at = (item.x * scale, item.y * scale)
+            draw.text(at, item.text, COLOURS[item.role], font, anchor="ls")
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return written.getvalue()
+
+
+def save(rows: Iterable[Row], title: str, path: Path) -> None:
+    """Writes the chart as its name's end says: .png or .svg. Raises ValueError for another one, OSError."""
+    end = path.suffix.lower()
+    if end not in (".svg", ".png"):
+        raise ValueError(f"{path.name} must end in .svg or .png")
+    path.write_bytes(png(rows, title) if end == ".png" else svg(rows, title).encode())

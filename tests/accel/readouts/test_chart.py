@@ -1,0 +1,54 @@
+"""The chart's two forms hold the same figures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from accel.readouts import chart
+from accel.readouts.chart import Bar, Words
+from tests.accel.readouts.planted import row
+
+ROWS = [
+    row("sdpa", 1.0, speedup=1.0),
+    row("quick", 0.25, gain=4.0, speedup=4.0),
+    row("<wrong> & more", 0.5, gain=2.0, speedup=2.0, verdict="wrong", error=0.2),
+    row("broken", 1.0, verdict="failed", note="it fell over", time=None, gain=None),
+]
+
+
+def test_bars_are_as_long_as_they_are_fast_and_each_says_so() -> None:
+    _, items = chart.layout(ROWS, "a title")
+    bars = [item for item in items if isinstance(item, Bar) and item.height == chart.BAR]
+    assert [bar.width / bars[0].width for bar in bars] == pytest.approx([1, 4, 2])
+    assert [bar.role for bar in bars] == ["plain", "win", "bad"]
+    told = [item.text for item in items if isinstance(item, Words)]
+    for says in ("4.00x, error 1.0e-06, faster than plain fp32", "2.00x, error 2.0e-01, wrong", "failed: it fell over"):
+        assert says in told
+
+
+def test_the_svg_is_whole_and_holds_any_name() -> None:
+    text = chart.svg(ROWS, 'a "title" <b>')
+    root = ElementTree.fromstring(text)
+    assert root.get("aria-label") == 'a "title" <b>'
+    assert any("<wrong> & more" in (item.text or "") for item in root.iter())
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_files_are_as_their_names_end(tmp_path: Path) -> None:
+    chart.save(ROWS, "t", tmp_path / "x.png")
+    chart.save(ROWS, "t", tmp_path / "x.SVG")
+    picture = Image.open(io.BytesIO((tmp_path / "x.png").read_bytes()))
+    assert picture.size[0] == 2 * chart.WIDTH
+    assert len(picture.convert("RGB").getcolors(2**20) or ()) > 3
+    assert (tmp_path / "x.SVG").read_text().startswith("<svg")
+    with pytest.raises(ValueError, match=r"x\.pdf must end in \.svg or \.png"):
+        chart.save(ROWS, "t", tmp_path / "x.pdf")
+
+
+def test_nothing_measured_is_a_chart_too() -> None:
+    assert ElementTree.fromstring(chart.svg([], "empty")).tag.endswith("svg")

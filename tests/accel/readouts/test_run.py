@@ -1,0 +1,153 @@
+"""A whole benchmark of a model so small that its figures mean nothing: what is kept, and what is left out and said."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.readouts import micro, ranking, run, store
+from accel.readouts.clips import Made
+from accel.readouts.results import PROMPTS, Peak, Place, Results
+from accel.readouts.run import Benchmark, Subject, clip_seconds, raised
+from accel.readouts.timing import Stopped
+from accel.types import Preferences
+from tests import builders
+from tests.accel.readouts.planted import CALL, row
+
+HERE = builders.machine("int8", "conv3d")
+PROMPTS_HERE = tuple(f"prompt {number}" for number in range(PROMPTS))
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = replace(micro.QUICK, row=0.01, profiled=False)
+    monkeypatch.setattr(micro, "QUICK", pace)
+    monkeypatch.setattr(micro, "FULL", pace)
+    monkeypatch.setattr(run, "PEAK_SECONDS", {True: 0.05, False: 0.05})
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Any:
+    return builders.wan()
+
+
+def make(preferences: Preferences, prompt: str, steps: int) -> Made:
+    off = 1 if preferences.linear == "dynamic_int8" else 0
+    return Made(np.full((1, 16, 16, 3), 100 + off, np.uint8), {"load": 0.0, "denoise": 0.1, "decode": 0.1}, steps)
+
+
+def subject(pipeline: Any, **changes: Any) -> Subject:
+    usual = Subject("tiny", "a tiny clip", (64, 32, 5), pipeline, 4, make, PROMPTS_HERE)
+    return replace(usual, **changes)
+
+
+def benchmark(folder: Path, pipeline: Any, subject_changes: dict[str, Any] | None = None, **changes: Any) -> Benchmark:
+    return replace(Benchmark(HERE, subject(pipeline, **(subject_changes or {})), where=folder), **changes)
+
+
+def test_what_was_measured_is_kept_and_decides_the_plan(tmp_path: Path, pipeline: Any) -> None:
+    told: list[float] = []
+    results, made = benchmark(tmp_path, pipeline, tell=lambda done, text: told.append(done)).run()
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert store.load(HERE, tmp_path).current == results
+    assert results.measurements == (made,)
+    assert {one.dtype for one in results.peaks} == {"float32", "int8"}
+    assert all(row.share_of_peak is not None and row.share_of_peak <= 1 for row in made.rows if row.time)
+    assert [clip.plan for clip in made.clips] == ["reference", "automatic", "automatic with dynamic_int8"]
+    (quality,) = results.qualities
+    assert (quality.prompts, quality.why_not) == (PROMPTS, "")
+    traits = accel.traits_of(pipeline, width=64, height=32, frames=5)
+    stage = accel.make_plan(HERE, traits, readouts=ranking.for_model(results, traits, "tiny")).stage("transformer")
+    assert stage is not None
+    assert "on this machine for this shape" in stage.linear.reasons[0]
+
+
+def test_a_quick_one_makes_few_steps_compares_no_prompts_and_takes_known_peaks(tmp_path: Path, pipeline: Any) -> None:
+    known = Results(
+        store.place(HERE), peaks=(Peak("cpu", "float32", 99.0, "known"), Peak("cpu", "int8", 99.0, "known"))
+    )
+    store.save(known, tmp_path)
+    results, made = benchmark(tmp_path, pipeline, quick=True).run()
+    assert {clip.steps for clip in made.clips} == {run.QUICK_STEPS}
+    assert results.qualities == ()
+    assert results.peaks == known.peaks
+    full, _ = benchmark(tmp_path, pipeline, quality=False).run()
+    assert [one.quick for one in full.measurements] == [True, False], "both are kept"
+    assert full.qualities == ()
+
+
+def test_what_would_take_too_long_is_left_out_and_said(
+    tmp_path: Path, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "QUALITY_SECONDS", 0.0)
+    results, made = benchmark(tmp_path, pipeline).run()
+    assert results.qualities == ()
+    assert any("clips of 20 prompts were not compared" in note for note in made.notes)
+    asked, _ = benchmark(tmp_path, pipeline, quality=True).run()
+    assert len(asked.qualities) == 1
+    monkeypatch.setattr(run, "CLIP_SECONDS", {True: 0.0, False: 0.0})
+    _, made = benchmark(tmp_path, pipeline).run()
+    assert made.clips == ()
+    assert any("no clips were made" in note for note in made.notes)
+
+
+def test_stopped_it_keeps_nothing_but_what_was_there(tmp_path: Path, pipeline: Any) -> None:
+    with pytest.raises(Stopped):
+        benchmark(tmp_path, pipeline, should_stop=lambda: True).run()
+    assert list(tmp_path.iterdir()) == []
+
+    def stop(preferences: Preferences, prompt: str, steps: int) -> Made:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        benchmark(tmp_path, pipeline, {"make": stop}).run()
+    kept = store.load(HERE, tmp_path).current
+    assert kept is not None
+    assert kept.measurements[0].rows, "rows that were finished count"
+
+
+def test_a_folder_that_can_not_be_written_is_noted(tmp_path: Path, pipeline: Any) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    _, made = benchmark(tmp_path / "file", pipeline, {"make": None}).run()
+    assert any("could not be kept" in note for note in made.notes)
+
+
+def test_a_call_beyond_the_peak_raises_it_unless_it_is_wrong() -> None:
+    results = Results(Place("f", "here", {}), peaks=(Peak("cpu", "float32", 1.0, "a product"),))
+    rows = [row("a", 1, teraflops=2.0, share_of_peak=2.0), row("b", 1, teraflops=1.0, share_of_peak=1.0)]
+    results, after = raised(results, rows)
+    assert results.peaks == (Peak("cpu", "float32", 2.0, "self attention by a"),)
+    assert [one.share_of_peak for one in after] == [1.0, 0.5]
+    wrong = row("w", 1, teraflops=9.0, share_of_peak=4.5, verdict="wrong")
+    assert raised(results, [wrong])[0] == results
+
+
+def test_a_clips_time_is_reckoned_from_its_calls() -> None:
+    encoder = replace(CALL, stage="text_encoder", count=1)
+    rows = [row("sdpa", 10.0), row("x", 1.0, gain=10.0), row("stock", 7.0, call=encoder)]
+    assert clip_seconds(rows, 3) == pytest.approx(6 * 10 * 10e-3 + 7e-3)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's ways")
+def test_without_the_app(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from accel.readouts import __main__ as command
+
+    monkeypatch.setattr(command, "probe", lambda patience: HERE)
+    monkeypatch.setattr("accel.threads.apply", lambda machine: [])
+    builders.wan().save_pretrained(tmp_path / "model")
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    line = f"--model {tmp_path / 'model'} --size 64x32x5 --quick --where {tmp_path} --json {out} --plot {plot}"
+    assert command.main(line.split()) == 0
+    assert store.read(out).measurements[0].rows
+    assert plot.read_text().startswith("<svg")
+    assert "Transformer: cross attention" in capsys.readouterr().out
+    for wrong in ("", "nonsense", "encode --model x", "--model x --size 5"):
+        with pytest.raises(SystemExit):
+            command.main(wrong.split())
