@@ -19,7 +19,18 @@ from accel.backends import REGISTRY, amx_attention, amx_bf16, amx_int8, backend,
 from accel.plan import make_plan
 from accel.probe import PATIENCE, probe
 from accel.probing.limits import gib
-from accel.types import Gpu, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StagePlan, StageTraits
+from accel.types import (
+    Gpu,
+    Kind,
+    LinearShape,
+    Machine,
+    ModelTraits,
+    Override,
+    Plan,
+    Preferences,
+    StagePlan,
+    StageTraits,
+)
 
 HAVE, USE, MISSING, COULD = (
     "What you have",
@@ -147,8 +158,12 @@ def _have(machine: Machine) -> list[str]:
     lines += [_gpu(gpu) for gpu in machine.gpus] or ["Graphics processor: none was found."]
     there = [package for package in machine.packages.values() if package.installed and package.importable]
     lines.append("Packages: " + (", ".join(map(_package, there)) or "none that work, see below") + ".")
-    lines += [f"{item.name}={item.value} is set: it {item.effect}." for item in machine.overrides]
+    lines += map(_override, machine.overrides)
     return lines + [f"Note: {problem}." for problem in machine.problems]
+
+
+def _override(item: Override) -> str:
+    return f"{item.name}{f'={item.value} is set' if item.value else ' is set to nothing'}: it {item.effect}."
 
 
 def _package(package: Any) -> str:
@@ -281,7 +296,7 @@ def _for_gpus(machine: Machine) -> list[str]:
 
 
 def _could(machine: Machine, plan: Plan, model: ModelTraits) -> list[str]:
-    """Approximate backends that can run here: theirs is a person's choice."""
+    """Approximate backends that can run here and did not prove slower: theirs is a person's choice."""
     lines = []
     for item in REGISTRY:
         stage = plan.stage("vae" if item.kind == "vae" else "transformer")
@@ -289,18 +304,23 @@ def _could(machine: Machine, plan: Plan, model: ModelTraits) -> list[str]:
             continue
         place = "cpu" if stage.device.engaged == "cpu" else stage.device.engaged.partition(":")[0]
         traits = model.stage(stage.stage)
-        if traits is not None and place in item.devices and not item.why_not(machine, traits):
-            lines.append(f"{item.title}: add `--accel {item.kind}={item.name}`{_speed(machine, item.name)}.")
+        before, after = _linear_ms(machine, item.name, stage.dtype.engaged)
+        slower = before is not None and after is not None and after >= before
+        if traits is None or place not in item.devices or slower or item.why_not(machine, traits):
+            continue
+        told = f"; one linear takes {after:.3g} ms instead of {before:.3g} ms" if before and after else ""
+        lines.append(f"{item.title}: add `--accel {item.kind}={item.name}`{told}.")
     return lines
 
 
-def _speed(machine: Machine, name: str) -> str:
-    task, plain = {
-        "dynamic_int8": ("int8", "linear_float32_ms"),
-        "sgl_amx_int8": ("sgl_kernel.int8_scaled_mm_with_quant", "linear_plain_ms"),
-    }.get(name, ("", ""))
-    before, after = machine.figure(task, plain), machine.figure(task, "linear_int8_ms")
-    return f"; one linear takes {after:.3g} ms instead of {before:.3g} ms" if before and after else ""
+def _linear_ms(machine: Machine, name: str, dtype: str) -> tuple[float | None, float | None]:
+    """One linear in the plan's dtype, and with the approximate backend; None where the machine's tests don't tell."""
+    if name == "sgl_amx_int8":
+        return (machine.figure(SGL_TASKS[2], "linear_plain_ms"), machine.figure(SGL_TASKS[2], "linear_int8_ms"))
+    if name != "dynamic_int8":
+        return None, None
+    task = "bf16" if dtype == "bfloat16" else "int8"
+    return machine.figure(task, f"linear_{dtype}_ms"), machine.figure("int8", "linear_int8_ms")
 
 
 def _count(number: int, word: str) -> str:

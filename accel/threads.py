@@ -32,7 +32,7 @@ WAITING_ENVIRONMENT = {
     "brief": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"},
     "active": {},
 }
-WAITING_REASON = "idle threads soon sleep, so that beside one busy program a clip takes twice as long, not five times"
+WAITING_REASON = "idle threads soon sleep, so that beside one busy program a clip takes twice as long, not four times"
 
 
 def environment(machine: Machine, threads: int | None = None, waiting: str = WAITING) -> dict[str, str]:

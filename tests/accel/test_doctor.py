@@ -130,6 +130,28 @@ def test_without_torch_the_first_thing_to_do_is_told(tmp_path: Path) -> None:
     assert "not tried yet" in text
 
 
+def int8_in(milliseconds: float) -> dict[str, Any]:
+    figures = {"linear_float32_ms": 3.0, "linear_int8_ms": milliseconds}
+    return {"int8": {"result": {"ok": True, "reason": "ran and was right", "figures": figures}}}
+
+
+def test_int8_is_compared_with_what_the_plan_would_run_and_left_out_where_it_is_slower(tmp_path: Path) -> None:
+    """On Zen 5 the plan runs in bf16, whose linear is faster than fp32's."""
+    bf16 = machine("zen5", tmp_path / "zen5").figure("bf16", "linear_bfloat16_ms")
+    assert bf16 is not None
+    faster = report("zen5", tmp_path / "faster", runs=int8_in(bf16 / 2))
+    assert f"one linear takes {bf16 / 2:.3g} ms instead of {bf16:.3g} ms" in faster
+    slower = report("zen5", tmp_path / "slower", runs=int8_in(bf16 * 1.1))
+    assert "--accel linear=dynamic_int8" not in slower
+    fp32 = report("skylake-avx2", tmp_path / "fp32", runs=int8_in(1.5))
+    assert "one linear takes 1.5 ms instead of 3 ms" in fp32
+
+
+def test_a_variable_that_is_set_to_nothing_is_told_so(tmp_path: Path) -> None:
+    text = report("skylake-avx2", tmp_path, environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert "CUDA_VISIBLE_DEVICES is set to nothing: it hides or reorders NVIDIA GPUs." in text
+
+
 def test_untried_tests_are_named(tmp_path: Path) -> None:
     found = probe(host=Recorded(record("mi355x")), cache_folder=tmp_path, patience=0.0)
     missing = doctor.sections(found, make_plan(found, model()))[doctor.MISSING]
