@@ -53,7 +53,9 @@ class Race:
     def rounds(self, most: int, warm: Mapping[str, Times] | None = None) -> dict[str, list[Times]]:
         """Up to `most` rounds, as many as fit. A first run (`warm`) counts only when there is time for no other."""
         runs: dict[str, list[Times]] = {name: [] for name in self._children}
-        took = sum(times.get("total", 0.0) for times in (warm or {}).values())
+        # the middle one stands for all: a first run that compiles takes minutes, the next ones seconds
+        first = [times.get("total", 0.0) for times in (warm or {}).values()]
+        took = len(first) * statistics.median(first) if first else 0.0
         for _ in range(most):
             begun = time.monotonic()
             if begun + took > self.end and (warm or any(runs.values())):

@@ -67,6 +67,12 @@ def test_a_first_run_counts_only_when_time_allows_no_other() -> None:
         assert race.rounds(2) == {"good": [{"total": 1.0, "cpu": 0.1}]}, "without one, a round is run in any case"
 
 
+def test_a_first_run_that_compiled_leaves_the_others_their_rounds() -> None:
+    warm = {"good": {"total": 1.0}, "fine": {"total": 1.0}, "compiled": {"total": 900.0}}
+    with Race(dict.fromkeys(warm, job()), time.monotonic() + 100) as race:
+        assert [len(runs) for runs in race.rounds(2, warm).values()] == [2, 2, 2]
+
+
 def test_results_are_compared_with_the_reference(tmp_path: Path) -> None:
     np.save(tmp_path / "plain.npy", np.array([3.0, 4.0]))
     np.save(tmp_path / "other.npy", np.array([3.0, 4.5]))
