@@ -201,21 +201,13 @@ class Installation:
         self.tallies.append(tally)
 
     def _compile(self, name: str, component: nn.Module) -> None:
-        """The repeated blocks one by one: one graph serves them all, in a fraction of the whole model's time."""
-        kinds = set(getattr(component, "_repeated_blocks", None) or ())
-        blocks = [module for module in component.modules() if type(module).__name__ in kinds]
+        from accel.compiling import blocks_of, compile_blocks
+
+        blocks = blocks_of(component)
         if not blocks:
             self.notes.append(f"{name} is not compiled: it names no repeated blocks")
             return
-        before = [(block, block._compiled_call_impl) for block in blocks]
-        for block in blocks:
-            block.compile(fullgraph=True)
-
-        def undo() -> None:
-            for block, call in before:
-                block._compiled_call_impl = call
-
-        self._undo.append(undo)
+        self._undo.append(compile_blocks(blocks))
 
 
 def install(pipeline: Any, plan: Plan) -> Installation:

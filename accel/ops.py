@@ -84,12 +84,15 @@ class LinearSlot:
     tally: Counting
 
 
+ANY_STRIDES = (torch.Tag.flexible_layout,)
+"""These ops take inputs of any strides: without it, Inductor hands each call a copy of its own."""
+
 ATTENTION: Slots[AttentionSlot] = Slots()
 LINEARS: Slots[LinearSlot] = Slots()
 CONVS: Slots[Counting] = Slots()
 
 
-@torch.library.custom_op("accel::attention", mutates_args=())
+@torch.library.custom_op("accel::attention", mutates_args=(), tags=ANY_STRIDES)
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -133,7 +136,7 @@ def _(
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-@torch.library.custom_op("accel::packed_linear", mutates_args=())
+@torch.library.custom_op("accel::packed_linear", mutates_args=(), tags=ANY_STRIDES)
 def packed_linear(
     inputs: torch.Tensor, bias: torch.Tensor | None, slot: torch.Tensor, out_features: int
 ) -> torch.Tensor:
@@ -166,7 +169,7 @@ def _(inputs: torch.Tensor, bias: torch.Tensor | None, slot: torch.Tensor, out_f
     return inputs.new_empty((*inputs.shape[:-1], out_features))
 
 
-@torch.library.custom_op("accel::quantised_linear", mutates_args=())
+@torch.library.custom_op("accel::quantised_linear", mutates_args=(), tags=ANY_STRIDES)
 def quantised_linear(
     rows: torch.Tensor,
     scales: torch.Tensor,

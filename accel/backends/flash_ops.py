@@ -155,6 +155,14 @@ def _preload(name: str) -> bool:
     return True
 
 
+ALIGNED = 16
+"""Bytes that rows and starts are a multiple of, for Hopper's bulk copies."""
+
+
 def dense(tensor: Any) -> Any:
-    """`tensor` with its last dim contiguous."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    """`tensor` as the kernel reads it: the last dim contiguous, every row at a multiple of 16 bytes, no stride of 0."""
+    if tensor.shape[0] == 1:
+        tensor = tensor[0].unsqueeze(0)  # compiled code gives a batch of one any stride
+    size = tensor.element_size()
+    uneven = tensor.data_ptr() % ALIGNED or any(stride * size % ALIGNED for stride in tensor.stride()[:-1])
+    return tensor.contiguous() if tensor.stride(-1) != 1 or uneven or 0 in tensor.stride() else tensor

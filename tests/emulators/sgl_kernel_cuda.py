@@ -153,7 +153,7 @@ def _attend(
     steps = 256.0 if form == E4M3 else 1.0
     rounded = (weights * steps).to(form).float() / steps
     out = torch.einsum("bhqk,bkhd->bqhd", rounded, v) / weights.sum(-1).transpose(1, 2)[..., None]
-    return out.to(torch.bfloat16 if form == E4M3 else form)
+    return out.to(torch.bfloat16 if form == E4M3 else form).contiguous()
 
 
 def scaled_mm(
