@@ -73,6 +73,7 @@ def table(name: str, section: Section) -> str:
         lines.append(f"  {row:34}{seconds}{spread}{over}{error}")
         lines += [f"      {engaged(data['plan'])}"] if data.get("plan") else []
         lines += [f"      {spent(data['profile'])}"] if data.get("profile") else []
+        lines += [f"      {held(data['memory'])}"] if data.get("memory") else []
     return "\n".join([*lines, f"  ({section['took']:.0f} s)", ""])
 
 
@@ -89,7 +90,14 @@ def spent(profile: list[dict[str, Any]], most: int = 6) -> str:
     """Where a profiled call's time went, in a few words."""
     whole, *parts = profile
     told = ", ".join(f"{part['op'].removeprefix('aten::')} {part['ms']:.1f}" for part in parts[:most])
-    return f"profile: {whole['calls']} operators, {whole['ms']:.1f} ms on the calling thread: {told}"
+    where = "kernels" if whole["op"] == "gpu" else "operators"
+    place = "on the GPU" if whole["op"] == "gpu" else "on the calling thread"
+    return f"profile: {whole['calls']} {where}, {whole['ms']:.1f} ms {place}: {told}"
+
+
+def held(memory: dict[str, int]) -> str:
+    """A contender's memory on the GPU, in a few words."""
+    return f"memory: {memory['weights'] / 2**30:.1f} GiB of weights, at most {memory['peak'] / 2**30:.1f} GiB in a run"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -136,9 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     torch = machine.packages["torch"].version if "torch" in machine.packages else "none"
     print(f"{machine.cpu.model}, {machine.cores.usable} cores, torch {torch}\n", flush=True)
-    found = measure(
-        settings, names(options.sections, options.model), options.budget, lambda text: print(text, flush=True)
-    )
+    found = measure(settings, names(options.sections, settings), options.budget, lambda text: print(text, flush=True))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     sections = found["sections"].values()

@@ -27,13 +27,13 @@ def blank(work: Work, cut: Any, scale: Scale) -> Any:
     return SimpleNamespace(**{work.stage: module}, **factors)
 
 
-def fill(pipeline: Any, work: Work, dtype: torch.dtype) -> None:
-    """Give the module of `blank` its random weights, in `dtype` as diffusers would load it."""
+def fill(pipeline: Any, work: Work, dtype: torch.dtype, device: str) -> None:
+    """Give the module of `blank` its random weights on `device`, in `dtype` as diffusers would load it."""
     module: nn.Module = getattr(pipeline, work.stage)
     for _, tensor, wanted in to_cast(module, dtype):
         tensor.data = tensor.data.to(wanted)
-    module.to_empty(device="cpu")
-    pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0))
+    module.to_empty(device=device)
+    pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0)).to(device)
     for number, (name, tensor) in enumerate([*module.named_parameters(), *module.named_buffers()]):
         if tensor.is_floating_point():
             _fill(name, tensor.data, pool, number * 7919 % POOL)
@@ -87,9 +87,10 @@ def inputs(work: Work, cut: Any, scale: Scale) -> dict[str, Any]:
 
 
 def call(work: Work, pipeline: Any, arguments: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """One call; arguments in the dtype a pipeline would hand over."""
+    """One call; arguments in the dtype a pipeline would hand over, on the module's device."""
+    device = next(getattr(pipeline, work.stage).parameters()).device
     given = {
-        name: value.to(dtype) if value.is_floating_point() and name != "timestep" else value
+        name: value.to(device, dtype) if value.is_floating_point() and name != "timestep" else value.to(device)
         for name, value in arguments.items()
     }
     if work.stage == "vae":

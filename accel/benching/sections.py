@@ -1,7 +1,8 @@
 """The sections of a measurement; each gives JSON data: a title, what was measured, and one row per contender.
 
 A row: `seconds` (phase -> median, least, most), `rounds`, `threads`, `error` against the first contender, `plan` (what
-was engaged), `report` (what was served), `profile` where asked for; or `failed`, the reason.
+was engaged), `report` (what was served), `memory` (bytes on the GPU: weights, peak), `profile` where asked for; or
+`failed`, the reason.
 """
 
 from __future__ import annotations
@@ -52,12 +53,20 @@ class Settings:
     layers: int = 0
     profile: bool = False
 
+    @property
+    def device(self) -> str:
+        """Where everything is measured: as asked for, else on the first GPU that can be used, else on the CPU."""
+        asked = self.preferences.get("device", "auto")
+        gpus = [f"cuda:{gpu.index}" for gpu in self.machine.usable_gpus() if gpu.vendor != "apple"]
+        return asked if asked != "auto" else next(iter(gpus), "cpu")
+
     def chosen(self, *usual: str) -> tuple[str, ...]:
         return self.contenders or usual
 
     def job(self, contender: str, waiting: str | None = None, **work: Any) -> Job:
         """waiting: how idle workers wait; None for what a contender has by itself."""
-        job = {"contender": contender, "machine": self.machine.to_dict(), "preferences": self.preferences, **work}
+        preferences = {**self.preferences, "device": self.device}
+        job = {"contender": contender, "machine": self.machine.to_dict(), "preferences": preferences, **work}
         environ = plain_environment()
         if not CONTENDERS[contender].plain:
             environ |= environment(self.machine)
@@ -102,7 +111,10 @@ def clip(settings: Settings, end: float) -> Section:
 
 def shape(settings: Settings, end: float, work: Work) -> Section:
     """One call of one module with random weights."""
-    names = settings.chosen("plain-fp32", "plain-bf16", "auto")
+    usual = ("plain-fp32", "plain-bf16", "auto")
+    names = settings.chosen(
+        *(usual if work.name not in NEEDS_GPU else ("plain-bf16", "auto", "fa3-fp8", "fp8-compiled"))
+    )
     cut = fitting(settings, work, len(names), end - time.monotonic())
     jobs = {name: settings.job(name, work=work.name, cut=cut, scale=settings.scale) for name in names}
     whole = "" if cut == work.cuts[0] else f"; {_amount(work, cut)} of {_amount(work, work.cuts[0])}"
@@ -157,12 +169,14 @@ SECTIONS: dict[str, tuple[float, Callable[[Settings, float], Section]]] = {
     "threads": (1.0, threads),
     "step-1.3b": (2.0, lambda settings, end: shape(settings, end, WORKS["step-1.3b"])),
     "step-5b": (1.5, lambda settings, end: shape(settings, end, WORKS["step-5b"])),
+    "step-14b": (3.0, lambda settings, end: shape(settings, end, WORKS["step-14b"])),
     "encode": (1.0, lambda settings, end: shape(settings, end, WORKS["encode"])),
     "decode": (1.5, lambda settings, end: shape(settings, end, WORKS["decode"])),
 }
 """Name -> its share of the time against the others, and what measures it."""
 
 NEEDS_MODEL = ("clip", "busy", "threads")
+NEEDS_GPU = ("step-14b",)
 
 
 def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> Any:
@@ -172,6 +186,8 @@ def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> 
         return work.cuts[-1]
     if settings.layers and work.stage != "vae":
         return min(settings.layers, work.cuts[0])
+    if settings.device != "cpu":
+        return work.cuts[0]
     machine = settings.machine
     product = machine.figure("fp32", "linear_float32_ms") or 10.0
     speed = machine.cores.usable * 2 * 512**3 / (product / 1e3) * SHARE_OF_PEAK
@@ -189,7 +205,7 @@ def _raced(settings: Settings, jobs: dict[str, Job], end: float) -> Section:
     with tempfile.TemporaryDirectory() as place, Race(jobs, end) as race:
         folder = Path(place)
         runs = race.rounds(settings.rounds, race.save(folder))
-        told = {name: answer["report"] for name, answer in race.ask({"report": True}).items()}
+        told = race.ask({"report": True})
         profiles = race.ask({"profile": True}) if settings.profile else {}
         wrong = errors(folder, next(iter(jobs)))
         rows: dict[str, Any] = {}
@@ -198,7 +214,7 @@ def _raced(settings: Settings, jobs: dict[str, Job], end: float) -> Section:
                 rows[name] = {"failed": race.failures[name]}
                 continue
             rows[name] = {"seconds": summed_up(runs[name]), "rounds": len(runs[name]), **race.built[name]}
-            rows[name] |= {"error": wrong.get(name), "report": told.get(name), **profiles.get(name, {})}
+            rows[name] |= {"error": wrong.get(name), **told.get(name, {}), **profiles.get(name, {})}
     return {"rows": rows}
 
 
@@ -214,6 +230,8 @@ def _amount(work: Work, cut: Any) -> str:
     return f"{cut} layers"
 
 
-def names(wanted: Sequence[str], model: Path | None) -> list[str]:
+def names(wanted: Sequence[str], settings: Settings) -> list[str]:
     """The sections to run: those wanted, else all that can run."""
-    return list(wanted) or [name for name in SECTIONS if model is not None or name not in NEEDS_MODEL]
+    missing = [] if settings.model is not None else [*NEEDS_MODEL]
+    missing += [] if settings.device != "cpu" else [*NEEDS_GPU]
+    return list(wanted) or [name for name in SECTIONS if name not in missing]

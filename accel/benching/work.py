@@ -2,7 +2,7 @@
 
 A `Work` is a module with the shape of a known one and random weights, cut down to as many layers as the time allows; a
 layer costs the same wherever it stands, so ratios hold for the whole. Sizes are those of the public
-configurations of Wan 2.1 1.3B, Wan 2.2 TI2V 5B, umT5-XXL and the Wan 2.1 VAE.
+configurations of Wan 2.1 1.3B and 14B, Wan 2.2 TI2V 5B, umT5-XXL and the Wan 2.1 VAE.
 A `Contender` is one way to run it: as plain diffusers does, or through a plan of ours with its environment.
 """
 
@@ -101,6 +101,16 @@ WORKS = {
             per_token_time=True,
         ),
         Work(
+            "step-14b",
+            "one forward shaped like Wan 2.1 14B, 832x480, 81 frames",
+            "transformer",
+            TRANSFORMER,
+            {**WAN, "num_attention_heads": 40, "ffn_dim": 13824, "in_channels": 16, "out_channels": 16},
+            (40, 20, 8, 2),
+            SMALL_WAN,
+            latents=(16, 21, 60, 104),
+        ),
+        Work(
             "encode",
             "a prompt of 512 tokens through umT5-XXL's shape",
             "text_encoder",
@@ -142,6 +152,7 @@ class Contender:
 
 
 SGL_INT8 = {"attention": "sgl_amx", "linear": "sgl_amx_int8", "text_encoder_linear": "sgl_amx_int8"}
+FP8 = {"attention": "fa3_fp8", "linear": "fp8"}
 
 CONTENDERS = {
     item.name: item
@@ -157,6 +168,9 @@ CONTENDERS = {
             "sgl",
             preferences={"attention": "sgl_amx", "linear": "sgl_amx_bf16", "text_encoder_linear": "sgl_amx_bf16"},
         ),
+        Contender("fa3-fp8", preferences={"attention": "fa3_fp8"}),
+        Contender("fp8", preferences=FP8),
+        Contender("fp8-compiled", preferences={**FP8, "compile": "yes"}),
         Contender("sgl-int8", preferences=SGL_INT8),
         Contender("sgl-int8-compiled", preferences={**SGL_INT8, "compile": "yes"}),
     )

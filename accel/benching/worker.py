@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accel.benching import gpu_profile
 from accel.benching.processes import MARK
 from accel.benching.race import Times
 from accel.benching.work import CONTENDERS, WORKS, Contender
@@ -21,7 +22,9 @@ from accel.types import Machine, Plan, Preferences
 
 
 class Runner:
-    """A built work and its plan. `run` gives seconds by phase and the result as a tensor."""
+    """A built work and its plan. `run` gives seconds by phase and the result as a tensor.
+
+    device: where the modules are put, and where a plan is asked to put them."""
 
     plan: Plan | None = None
     installation: Any = None
@@ -30,6 +33,7 @@ class Runner:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job, self.contender = job, CONTENDERS[job["contender"]]
         self.machine = Machine.from_dict(job["machine"])
+        self.device: str = job["preferences"].get("device", "cpu")
 
     def run(self) -> tuple[Times, Any]:
         raise NotImplementedError
@@ -73,7 +77,7 @@ class ShapeRunner(Runner):
         pipeline = models.blank(work, cut, scale)
         size = {"width": columns, "height": rows, "frames": frames} if frames else {}
         dtype = getattr(torch, self.settle(pipeline, size)[work.stage])
-        models.fill(pipeline, work, dtype)
+        models.fill(pipeline, work, dtype, self.device)
         self.install(pipeline)
         arguments = models.inputs(work, cut, scale)
         self.profiled = lambda: models.call(work, pipeline, arguments, dtype)
@@ -81,6 +85,7 @@ class ShapeRunner(Runner):
     def run(self) -> tuple[Times, Any]:
         start = time.perf_counter()
         result = self.profiled()
+        finish(self.device)
         return {"total": time.perf_counter() - start}, result
 
 
@@ -99,6 +104,7 @@ class ClipRunner(Runner):
         dtypes = {stage: getattr(torch, name) for stage, name in self.settle(described, size).items()}
         self.pipeline = load(job["model"], dtype={**dtypes, "default": torch.float32})
         self.pipeline.set_progress_bar_config(disable=True)
+        self.pipeline.to(self.device)
         self.install(self.pipeline)
         self.arguments = {
             "prompt": clip["prompt"],
@@ -122,10 +128,12 @@ class ClipRunner(Runner):
 
         def encoding(*args: Any, **kwargs: Any) -> Any:
             result = encode(*args, **kwargs)
+            finish(self.device)
             marks["encoded"] = time.perf_counter()
             return result
 
         def decoding(*args: Any, **kwargs: Any) -> Any:
+            finish(self.device)
             marks["denoised"] = time.perf_counter()
             return decode(*args, **kwargs)
 
@@ -135,6 +143,7 @@ class ClipRunner(Runner):
             video = pipeline(**{**self.arguments, **fewer}, generator=torch.Generator().manual_seed(0)).frames
         finally:
             del pipeline.encode_prompt, pipeline.vae.decode
+        finish(self.device)
         end = time.perf_counter()
         times = {
             "total": end - marks["start"],
@@ -143,6 +152,23 @@ class ClipRunner(Runner):
             "decode": end - marks["denoised"],
         }
         return times, video
+
+
+def finish(device: str) -> None:
+    """Wait until the device has done what it was given."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def memory(device: str) -> dict[str, int] | None:
+    """Bytes allocated on the GPU now, and at most since the process began to run."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return {"weights": torch.cuda.memory_allocated(device), "peak": torch.cuda.max_memory_allocated(device)}
 
 
 def profile(call: Callable[[], Any], most: int = 15) -> list[dict[str, Any]]:
@@ -171,6 +197,9 @@ def serve(lines: Any) -> None:
 
     start = time.perf_counter()
     runner = (ClipRunner if "clip" in job else ShapeRunner)(job)
+    if runner.device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(runner.device)
     plan = None if runner.plan is None else runner.plan.to_dict()
     answer(built=time.perf_counter() - start, plan=plan, threads=torch.get_num_threads())
     for line in lines:
@@ -184,12 +213,14 @@ def serve(lines: Any) -> None:
                 times, result = runner.run()
                 times["cpu"] = time.process_time() - spent
                 if command.get("save"):
-                    np.save(Path(command["save"]), result.float().numpy())
+                    np.save(Path(command["save"]), result.float().cpu().numpy())
                 answer(seconds=times)
             elif "profile" in command:
-                answer(profile=profile(runner.profiled))
+                on_gpu = runner.device != "cpu"
+                answer(profile=gpu_profile.split(runner.profiled) if on_gpu else profile(runner.profiled))
             else:
-                answer(report=None if runner.installation is None else runner.installation.report())
+                report = None if runner.installation is None else runner.installation.report()
+                answer(report=report, memory=memory(runner.device))
 
 
 def main() -> None:

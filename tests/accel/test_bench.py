@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from accel import bench
-from accel.benching import sections
+from accel.benching import gpu_profile, sections
 from accel.benching.sections import SECTIONS, Settings, fitting
 from accel.benching.work import WORKS
-from accel.types import Memory
+from accel.types import Fact, Gpu, Memory
+from tests import builders
 from tests.accel.recorded import machine
 from tests.app.tiny import build_tiny_pipeline
 
@@ -101,6 +102,29 @@ def test_the_table_tells_medians_ratios_errors_and_failures() -> None:
 
 def test_every_section_is_named_and_the_model_is_asked_for_where_needed() -> None:
     assert set(sections.NEEDS_MODEL) < set(SECTIONS)
-    assert sections.names([], None) == [name for name in SECTIONS if name not in sections.NEEDS_MODEL]
-    assert sections.names([], Path("model")) == list(SECTIONS)
-    assert sections.names(["encode"], None) == ["encode"]
+    assert set(sections.NEEDS_GPU) < set(SECTIONS)
+    plain = [name for name in SECTIONS if name not in sections.NEEDS_MODEL + sections.NEEDS_GPU]
+    card = Gpu(1, "nvidia", "H200", 2**37, "sm_90", "580", "", Fact(True, "", ""), Fact(True, "", ""))
+    on_cpu, on_gpu = builders.machine(), replace(builders.machine(), gpus=(card,))
+    assert sections.names([], Settings(on_cpu)) == plain
+    assert sections.names([], Settings(on_gpu, Path("model"))) == list(SECTIONS)
+    assert sections.names([], Settings(on_gpu, preferences={"device": "cpu"})) == plain
+    assert sections.names(["encode"], Settings(on_cpu)) == ["encode"]
+    assert (Settings(on_gpu).device, Settings(on_cpu).device) == ("cuda:1", "cpu")
+
+
+def test_kernels_are_told_apart_by_their_names() -> None:
+    kinds = {
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<...>>>": "attention",
+        "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel<cutlass::gemm::kernel::Gemm>>": "linears",
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNN": "linears",
+        "_heads": "quantising alone",
+        "triton_red_fused__to_copy_abs_add_amax_clamp_native_layer_norm_0": "compiled, with quantising",
+        "triton_red_fused_mean_mul_pow_rsqrt_1": "compiled, without",
+        "triton_poi_fused_add_mul_8": "compiled, without",
+        "void at::native::vectorized_layer_norm_kernel<float, float>": "norms",
+        "Memcpy DtoD (Device -> Device)": "copies",
+        "void at::native::elementwise_kernel<128, 4, ...>": "elementwise",
+        "spin": "other",
+    }
+    assert {name: gpu_profile.kind_of(name) for name in kinds} == kinds

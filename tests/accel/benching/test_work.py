@@ -12,7 +12,7 @@ from accel.benching import models
 from accel.benching.work import CONTENDERS, WORKS, Work
 from accel.types import Preferences
 
-CUTS: dict[str, Any] = {"step-1.3b": 2, "step-5b": 2, "encode": 2, "decode": (208, 128, 2)}
+CUTS: dict[str, Any] = {"step-1.3b": 2, "step-5b": 2, "step-14b": 2, "encode": 2, "decode": (208, 128, 2)}
 
 
 def on_meta(work: Work, cut: Any) -> tuple[Any, float]:
@@ -41,7 +41,7 @@ def test_random_weights_keep_the_numbers_tame(name: str, dtype: torch.dtype) -> 
     work = WORKS[name]
     cut = work.cuts[-1]
     pipeline = models.blank(work, cut, "tiny")
-    models.fill(pipeline, work, dtype)
+    models.fill(pipeline, work, dtype, "cpu")
     with torch.inference_mode():
         out = models.call(work, pipeline, models.inputs(work, cut, "tiny"), dtype).float()
     assert torch.isfinite(out).all()
