@@ -238,6 +238,9 @@ class _Training:
 
     def _report(self, clock: Clock, step: int, losses: list[Tensor]) -> None:
         filled = sum(pool.filled for pool in self.pools.values())
+        skipped = int(self.model.flat.skipped)
+        if skipped:
+            self.ranks.say(f"WARNING: {skipped} steps had gradients that were not finite and were left out")
         self.ranks.say(
             f"transformer step {step} {clock.elapsed():.0f}s loss {float(torch.stack(losses).mean()):.4f} "
             f"steps/s {step / clock.elapsed():.2f} pool {filled}"

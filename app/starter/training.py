@@ -15,18 +15,16 @@ from torch import Tensor, nn
 class Ranks:
     """This process among its peers (one per GPU under torchrun, alone otherwise).
 
-    Each sees its own GPU alone, as cuda:0: compiled kernels name their device, so only then can the ranks share them.
+    Where each process is shown its own GPU alone (torchrun --virtual-local-rank), all call theirs cuda:0. Compiled
+    kernels name their device, so only then can the ranks share them.
     """
 
     def __init__(self) -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if self.size > 1 and not torch.cuda.is_initialized():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
         self.cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", 0) if self.cuda else torch.device("cpu")
+        local = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
+        self.device = torch.device("cuda", local) if self.cuda else torch.device("cpu")
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -136,6 +134,7 @@ class Flat:
         sizes = [sum(room(p) for p in group) for group in groups]
         device = groups[0][0].device
         self.data, self.grad = torch.zeros(sum(sizes), device=device), torch.zeros(sum(sizes), device=device)
+        self.skipped = torch.zeros((), device=device)
         self.groups = []
         start = 0
         for group, size in zip(groups, sizes, strict=True):
@@ -151,9 +150,14 @@ class Flat:
                 start += room(parameter)
 
     def clip(self, largest: float) -> None:
-        """Scale the gradients so that their norm is at most ``largest``, without waiting for the device."""
+        """Scale the gradients so that their norm is at most ``largest``, without waiting for the device.
+
+        Gradients that are not finite become zero, and ``skipped`` counts such steps.
+        """
         norm = torch.linalg.vector_norm(self.grad)
-        self.grad.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
+        finite = norm.isfinite()
+        self.skipped += ~finite
+        self.grad.nan_to_num_(0.0, 0.0, 0.0).mul_(torch.where(finite, (largest / (norm + 1e-6)).clamp(max=1.0), 0.0))
 
 
 class Average:

@@ -84,3 +84,16 @@ def test_flat_parameters_train_as_single_ones() -> None:
     for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
         print(f"largest difference {float((mine - other).abs().max()):.1e}")
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    flat = Flat([[parameter]])
+    flat.grad[:3] = torch.tensor([1.0, float("nan"), float("inf")])
+    flat.clip(1.0)
+    assert bool((flat.grad == 0).all())
+    assert int(flat.skipped) == 1
+    flat.grad[:3] = torch.tensor([3.0, 0.0, 4.0])
+    flat.clip(1.0)
+    torch.testing.assert_close(flat.grad[:3], torch.tensor([0.6, 0.0, 0.8]))
+    assert int(flat.skipped) == 1
