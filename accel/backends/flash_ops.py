@@ -137,7 +137,8 @@ def _load() -> str:
             torch.ops.load_library(paths[0])
             return ""
         except OSError as error:
-            reason, before = " ".join(str(error).split())[:200], missing
+            # torch puts a sentence of its own over the loader's
+            reason, before = " ".join(str(error.__cause__ or error).split())[:200], missing
             missing = next(iter(re.findall(r"^(\S+): cannot open shared object", reason)), "")
             if not missing or missing == before or not _preload(missing):
                 return f"{paths[0].name} does not load: {reason}; {advice.SGL_HOPPER}"

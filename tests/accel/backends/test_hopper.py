@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.backends import backend, fa3_fp8
+from accel import advice
+from accel.backends import backend, fa3_fp8, flash_ops
 from accel.backends.runtime import AttentionCall, Refused
 from accel.backends.sdpa import attend
 from accel.checking.line import relative
@@ -297,3 +298,14 @@ def test_auto_takes_what_is_exact_and_fp8_is_for_a_person_to_ask(
     plan = make_plan(with_card("sm_90", *PROOFS), ModelTraits("Wan", "WanPipeline", (stage,)), wishes)
     assert (plan.stages[0].attention.engaged, plan.stages[0].linear.engaged) == (attention, linear)
     assert plan.stages[0].device.engaged == "cuda:0"
+
+
+def test_a_library_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Not emulated: the system's own loader, and an empty file in the library's place."""
+    (tmp_path / "sgl_kernel").mkdir()
+    (tmp_path / "sgl_kernel" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    load: Any = flash_ops._load.__wrapped__
+    assert load() == f"sgl_kernel holds no flash_ops*.so; {advice.SGL_HOPPER}"
+    (tmp_path / "sgl_kernel" / "flash_ops.abi3.so").touch()
+    assert re.match(r"flash_ops\.abi3\.so does not load: .*(too short|invalid|not a|no suitable)", load())
