@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -81,7 +84,7 @@ def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
     environ = {"OMP_NUM_THREADS": "1"}
     assert threads.apply(found, environ) == []
     assert environ["OMP_NUM_THREADS"] == "1"
-    assert environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert threads.WAITING_ENVIRONMENT[threads.WAITING].items() <= environ.items()
     assert "OMP_NUM_THREADS" not in environ[APPLIED].split(",")
     before = dict(environ)
     threads.apply(found, environ)
@@ -93,6 +96,18 @@ def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
     threads.apply(machine("skylake-avx2", tmp_path), environ)
     plan = make_plan(machine("skylake-avx2", tmp_path, environ=environ), model())
     assert plan.threads.reasons == ("4 physical cores",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp tells what it took")
+@pytest.mark.parametrize("waiting", threads.WAITING_ENVIRONMENT)
+def test_libgomp_takes_the_waiting_that_was_chosen(waiting: str, tmp_path: Path) -> None:
+    wanted = threads.environment(machine("skylake-avx2", tmp_path), 2, waiting)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    environ |= {**wanted, "OMP_DISPLAY_ENV": "VERBOSE"}
+    done = subprocess.run([sys.executable, "-c", "import torch"], env=environ, capture_output=True, text=True)
+    told = dict(re.findall(r"(\w+) *= *'(.*)'", done.stderr))
+    assert told["OMP_NUM_THREADS"] == "2"
+    assert told["GOMP_SPINCOUNT"] == wanted.get("GOMP_SPINCOUNT", "300000")
 
 
 def test_apply_after_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
