@@ -76,7 +76,7 @@ class AttentionPatch:
     """
 
     def __init__(self, model: nn.Module, component: str, slot: AttentionSlot | None) -> None:
-        self._model = weakref.ref(model)
+        self._model, self.slot = weakref.ref(model), slot
         self._restore: list[tuple[Any, bool, Any]] = []
         self._hooks: list[Any] = []
         self._lease: Lease | None = None

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from accel import bridge
+from accel import bridge, steps
 from accel.backends import backend
 from accel.backends.runtime import AttentionBackend, LinearBackend, VaeBackend
 from accel.casting import Cast, cast_component
@@ -132,12 +132,13 @@ class Installation:
                 if isinstance(component, nn.Module):
                     self.components[name] = component
                     setattr(component, MARK, self)
-                    self._install_component(name, component, stage)
+                    self._install_component(name, component, stage, pipeline)
 
-    def _install_component(self, name: str, component: nn.Module, stage: StagePlan) -> None:
+    def _install_component(self, name: str, component: nn.Module, stage: StagePlan, pipeline: Any) -> None:
         self._cast(name, component, stage.dtype.engaged)
         if stage.stage == "transformer":
             self._attention(name, component, stage.attention.engaged)
+            self._exact_steps(name, component, pipeline, int(stage.exact_steps.engaged))
         if stage.stage == "vae":
             self._convolutions(name, component, stage.vae.engaged)
         else:
@@ -181,6 +182,16 @@ class Installation:
         self._undo.append(patch.undo)
         if patch.reached:
             self.tallies.append(tally)
+
+    def _exact_steps(self, name: str, component: nn.Module, pipeline: Any, count: int) -> None:
+        slot = self.patches[name].slot if name in self.patches else None
+        if not count or slot is None:
+            return
+        reason = steps.why_not(pipeline)
+        if reason:
+            self.notes.append(reason)
+            return
+        self._undo.append(component.register_forward_pre_hook(steps.ExactSteps(pipeline, slot, count)).remove)
 
     def _linears(self, name: str, component: nn.Module, engaged: str) -> None:
         if not _engaged(engaged):

@@ -70,8 +70,11 @@ def _end(slots: Slots[S], number: int, also: Callable[[], None] | None) -> None:
 
 @dataclass
 class AttentionSlot:
+    """`aside`: why the backend is to step aside for now, empty for the most time; see steps.py."""
+
     backend: AttentionBackend
     tally: Counting
+    aside: str = ""
 
 
 @dataclass
@@ -106,6 +109,8 @@ def attention(
     place = ATTENTION[slot]
     call = AttentionCall(query, key, value, mask, scale, causal)
     try:
+        if place.aside:
+            raise Refused(place.aside)
         out = place.backend.run(call)
     except Refused as refusal:
         place.tally.fell_back(str(refusal))

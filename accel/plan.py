@@ -99,6 +99,7 @@ class _Planner:
             memory_format=self.memory_format(traits, chosen["vae"].engaged),
             compile=self.compile(traits, gpu),
             threads=self.stage_threads(traits, gpu, dtype.engaged, workers),
+            exact_steps=self.exact_steps(name, chosen["attention"].engaged),
         )
 
     # -- device --
@@ -304,6 +305,12 @@ class _Planner:
         if missing:
             self.refusals.append(f"compile=yes can't be used here: {missing}")
         return Choice(traits.stage, "compile", wish, "yes", ("asked for",))
+
+    def exact_steps(self, stage: StageName, attention: str) -> Choice:
+        item = next((item for item in self.registry if item.kind == "attention" and item.name == attention), None)
+        choice, refusal = precision.exact_steps(self.wishes, stage, item)
+        self.refusals += [refusal] if refusal else []
+        return choice
 
     def threads(self) -> Choice:
         wish, cores = self.wishes.threads, self.machine.cores

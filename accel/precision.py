@@ -8,10 +8,13 @@ mixture of work gains.
 from __future__ import annotations
 
 from accel import policy
-from accel.types import Gpu, Machine, StageTraits
+from accel.backends.base import Backend
+from accel.types import NO_STEPS, Choice, Gpu, Machine, Preferences, StageName, StageTraits
 
 ROUNDING = "bf16 rounds more than fp32, so the picture differs slightly: dtype=float32 gives fp32's"
 """Said wherever a lower precision was chosen for a person."""
+
+MOST_STEPS = 1000
 
 
 def best_dtype(
@@ -89,3 +92,17 @@ def speed(machine: Machine, traits: StageTraits) -> tuple[str, ...]:
             f"attention {attention:.3g} ms, fp32 {machine.figure('bf16', 'attention_float32_ms') or 0:.3g} ms"
         )
     return f"bf16 is {how} fp32 here, by the machine's own test", "; ".join(figures)
+
+
+def exact_steps(wishes: Preferences, stage: StageName, attention: Backend | None) -> tuple[Choice, str]:
+    """How many of the first and of the last steps approximate `attention` leaves to an exact one, and why a wish can't
+    be kept, empty when it can. Without a wish none are: an approximate backend was asked for."""
+    wish = wishes.exact_steps
+    if wish == NO_STEPS.requested or stage != "transformer":
+        return NO_STEPS, ""
+    if not (wish.isdecimal() and int(wish) <= MOST_STEPS):
+        return NO_STEPS, f"exact_steps={wish} can't be used, allowed are auto and 0 to {MOST_STEPS}"
+    if attention is None or attention.exact:
+        return Choice(stage, "exact_steps", wish, "0", ("the attention is exact at every step",)), ""
+    told = "asked for" if wishes.linear == "auto" else "asked for; linears stay as they are at every step"
+    return Choice(stage, "exact_steps", wish, wish, (told,)), ""

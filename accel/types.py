@@ -249,7 +249,7 @@ class ModelTraits(AsData):
 @dataclass(frozen=True)
 class Preferences(AsData):
     """What the person asked for. "auto" lets the plan choose; anything else is a forced choice that must hold or be
-    refused."""
+    refused. exact_steps: how many of the first and of the last steps approximate attention leaves to an exact one."""
 
     attention: str = "auto"
     linear: str = "auto"
@@ -259,6 +259,7 @@ class Preferences(AsData):
     compile: str = "auto"
     threads: str = "auto"
     device: str = "auto"
+    exact_steps: str = "auto"
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -277,6 +278,9 @@ class Choice(AsData):
     reasons: tuple[str, ...]
 
 
+NO_STEPS = Choice("transformer", "exact_steps", "auto", "0", ("nothing was asked for",))
+
+
 @dataclass(frozen=True)
 class StagePlan(AsData):
     """The decisions for one stage. A setting that the stage has no use for is engaged as "stock" with the reason."""
@@ -290,10 +294,13 @@ class StagePlan(AsData):
     memory_format: Choice
     compile: Choice
     threads: Choice
+    exact_steps: Choice = NO_STEPS
 
     def choices(self) -> tuple[Choice, ...]:
+        """All of them; `exact_steps` only where it was asked for."""
         backends = (self.attention, self.linear, self.vae)
-        return (self.device, self.dtype, *backends, self.memory_format, self.compile, self.threads)
+        steps = (self.exact_steps,) if self.exact_steps.requested != NO_STEPS.requested else ()
+        return (self.device, self.dtype, *backends, self.memory_format, self.compile, self.threads, *steps)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class AccelPreferences(Data):
     vae: Word = "auto"
     dtype: Word = "auto"
     compile: Word = "auto"
+    exact_steps: Word = "auto"
     cache: Word = "auto"
     offload: Word = "auto"
 

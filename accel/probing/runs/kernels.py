@@ -22,8 +22,9 @@ def attention(name: str, tolerance: str) -> Result:
     low = [seeded(2, KEYS, 2, 128).roll(shift, 1).bfloat16() for shift in (0, 1, 2)]
     query, key, value = (item.to(device) for item in low)
     got = _served(backend("attention", name), AttentionCall(query, key, value, scale=0.1))
-    wide = [item.double().transpose(1, 2) for item in low]
-    return judged(got, functional.scaled_dot_product_attention(*wide, scale=0.1).transpose(1, 2), tolerance)
+    wide_query, wide_key, wide_value = (item.double().transpose(1, 2) for item in low)
+    want = functional.scaled_dot_product_attention(wide_query, wide_key, wide_value, scale=0.1)
+    return judged(got, want.transpose(1, 2), tolerance)
 
 
 def fp8_linear() -> Result:
