@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from accel import threads
 from app.paths import Home
 from app.queue.owner import LocalService
 from app.worker.supervisor import ROOT, ProcessWorker
@@ -177,3 +179,17 @@ def test_the_worker_imports_torch_only_when_it_makes_a_clip(home: Home) -> None:
         [sys.executable, "-c", script, str(home.root)], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp tells what it took")
+def test_how_threads_wait_is_settled_before_torch_loads(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", *threads.WAITING_ENVIRONMENT["brief"]):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
+    worker = ProcessWorker(home)
+    worker.channel.send({"do": "warm"})
+    worker.channel.send({"do": "quit"})
+    assert worker.wait(90)
+    told = dict(re.findall(r"(\w+) *= *'(.*)'", worker.death().printed))
+    assert told["GOMP_SPINCOUNT"] == threads.WAITING_ENVIRONMENT[threads.WAITING]["GOMP_SPINCOUNT"]
+    assert told["OMP_WAIT_POLICY"] == "PASSIVE"
