@@ -51,7 +51,16 @@ def install(pipeline: Any, plan: Plan | None = None) -> Installation:
     """
     from accel.install import install as put_in
 
-    return put_in(pipeline, plan or make_plan(probe(), traits_of(pipeline)))
+    return put_in(pipeline, plan or _automatic(pipeline))
+
+
+def _automatic(pipeline: Any) -> Plan:
+    """The plan for this machine, what was measured on it included."""
+    from accel.readouts import ranking, store
+
+    machine, traits = probe(), traits_of(pipeline)
+    name = str(getattr(getattr(pipeline, "config", None), "_name_or_path", ""))
+    return make_plan(machine, traits, readouts=ranking.for_model(store.load(machine).current, traits, name))
 
 
 def __getattr__(name: str) -> Any:

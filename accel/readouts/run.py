@@ -38,7 +38,8 @@ Tell = Callable[[float, str], Any]
 class Subject:
     """What is measured. model: the name under which its quality counts. pipeline: with or without weights.
 
-    steps: of the person's preset. make: makes clips of `size`, None where there are no weights; prompts: for them.
+    steps and prompt: of the person's preset. make: makes clips of `size`, None where there are no weights. prompts: for
+    clips with approximate backends.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Subject:
     size: Size
     pipeline: Any
     steps: int = 1
+    prompt: str = ""
     make: Make | None = None
     prompts: tuple[str, ...] = ()
 
@@ -141,7 +143,7 @@ class Benchmark:
         self, results: Results, made: Measurement, traits: ModelTraits, plan: Plan
     ) -> tuple[Results, Measurement]:
         """With whole clips, and their likeness over many prompts where there is time for that."""
-        make, prompts = self.subject.make, self.subject.prompts
+        make = self.subject.make
         assert make is not None
         plans = whole_clips.contenders(self.machine, traits, plan, self.registry)
         steps = min(QUICK_STEPS, self.subject.steps) if self.quick else self.subject.steps
@@ -158,7 +160,7 @@ class Benchmark:
         raced = whole_clips.race(
             plans,
             make,
-            prompts[0] if prompts else "a red ball",
+            self.subject.prompt,
             steps,
             self.subject.steps,
             rounds=1 if self.quick else 2,

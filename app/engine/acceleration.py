@@ -20,6 +20,8 @@ import accel
 from accel import threads
 from accel.backends import reference
 from accel.finite import engaged_backends
+from accel.readouts import ranking, store
+from accel.readouts.ranking import Readouts
 from accel.types import Choice, Machine, ModelTraits, Plan, Preferences
 from app.engine import loading
 from app.errors import CannotRunError, JobFailedError, UsageError
@@ -137,7 +139,7 @@ def as_shipped(family: Family, home: Home) -> ModelTraits:
     """
     wanted = family.defaults
     try:
-        found = traits(_folder(family), wanted.width, wanted.height, wanted.frames, home.cache)
+        found = traits(folder_of(family), wanted.width, wanted.height, wanted.frames, home.cache)
     except ImportError as error:
         raise CannotRunError(f"{family.title} can't be described here ({error}).") from error
     return replace(
@@ -145,7 +147,8 @@ def as_shipped(family: Family, home: Home) -> ModelTraits:
     )
 
 
-def _folder(family: Family) -> Path:
+def folder_of(family: Family) -> Path:
+    """Where the model's files lie. Raises CannotRunError when they are not on this machine."""
     if family.folder is None:
         raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
     return family.folder
@@ -180,10 +183,10 @@ def decide(
     for name in ("cache", "offload"):
         if (value := getattr(request.accel, name)) not in ("auto", "none"):
             raise UsageError(f'accel.{name}: {value!r} is not possible; write "auto" or "none".')
-    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
-    described = traits(_folder(family), *size, cache)
+    described = describe(family, request, cache)
+    measured = readouts(described, family.name, cache)
     if recorded is None:
-        return Decision(plan_for(described, preferences_of(request)))
+        return Decision(plan_for(described, preferences_of(request), measured))
     try:
         if not isinstance(recorded, Mapping):
             raise ValueError(f"{short(recorded)} is no plan")
@@ -191,7 +194,7 @@ def decide(
     except ValueError as error:
         why = short(str(error), 200)[1:-1]
         told = f"The accelerators it was made with can't be read ({why}); those that the request asks for are used."
-        return Decision(plan_for(described, preferences_of(request)), (told,))
+        return Decision(plan_for(described, preferences_of(request), measured), (told,))
     plan = plan_for(described, _as_recorded(then, described))
     return Decision(plan, _differences(then, plan))
 
@@ -278,12 +281,30 @@ def preferences_of(request: GenerationRequest) -> Preferences:
     return Preferences(**{name: value for name, value in request.accel.model_dump().items() if name in known})
 
 
-def plan_for(traits: ModelTraits, preferences: Preferences) -> Plan:
+def describe(family: Family, request: GenerationRequest, cache: Path | None = None) -> ModelTraits:
+    """The model of `family` for the clip that `request` (normalised) asks for. Raises CannotRunError."""
+    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    return traits(folder_of(family), *size, cache)
+
+
+def readouts(traits: ModelTraits, model: str, cache: Path | None) -> Readouts:
+    """What was measured on this machine and counts for this model; nothing without a folder."""
+    if cache is None:
+        return Readouts()
+    return ranking.for_model(store.load(machine(), results_in(cache)).current, traits, model)
+
+
+def results_in(cache: Path) -> Path:
+    """The folder of readouts."""
+    return cache / "readouts"
+
+
+def plan_for(traits: ModelTraits, preferences: Preferences, measured: Readouts | None = None) -> Plan:
     """The plan for this machine. Raises UsageError for a preference that does not exist, CannotRunError for one that
     can't be kept here.
     """
     try:
-        return accel.make_plan(machine(), traits, preferences)
+        return accel.make_plan(machine(), traits, preferences, readouts=measured)
     except accel.PlanError as error:
         unknown = [reason for reason in error.reasons if "is not known" in reason]
         if unknown:

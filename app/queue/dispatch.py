@@ -6,11 +6,12 @@ died, hangs or does not obey a cancel; the next job then runs in a new one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +80,8 @@ class Dispatcher:
         self._preview: Preview | None = None
         self._cancels: dict[int, bool] = {}
         self.housekeeping: Callable[[], None] = lambda: None
+        self._turn = threading.Lock()
+        self._guests = 0
         keeper.on_message = self._hear
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
@@ -114,6 +117,19 @@ class Dispatcher:
         if progress is not None:
             self._publish(replace(progress, stopping=True))
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """While entered, no job is begun: the worker is free for something else. Waits for the running job's end."""
+        with self._changed:
+            self._guests += 1
+        try:
+            with self._turn:
+                yield
+        finally:
+            with self._changed:
+                self._guests -= 1
+                self._changed.notify_all()
+
     @property
     def running(self) -> Job | None:
         """The job that is being made."""
@@ -134,20 +150,26 @@ class Dispatcher:
     def _run(self) -> None:
         while True:
             try:
-                job = None if self._draining else self._queue.take(self.batches)
-                if job is not None:
-                    self._make(job)
-                elif self._draining:
+                if self._make_next():
+                    continue
+                if self._draining:
                     return
-                else:
-                    self.housekeeping()
-                    with self._changed:
-                        self._changed.wait(TICK_SECONDS)
+                self.housekeeping()
+                with self._changed:
+                    self._changed.wait(TICK_SECONDS)
             except Exception:  # a full disk under the database, say: the queue must outlive it
                 _log.exception("the dispatcher met an error")
                 time.sleep(1)
                 if self._draining:
                     return
+
+    def _make_next(self) -> bool:
+        """Make the next job; False when there is none, or a guest has the worker."""
+        with self._turn:
+            job = None if self._draining or self._guests else self._queue.take(self.batches)
+            if job is not None:
+                self._make(job)
+            return job is not None
 
     def _make(self, job: Job) -> None:
         with self._changed:

@@ -28,6 +28,7 @@ from app import __version__
 from app.answers import Accelerator, PlanAnswer
 from app.errors import CannotRunError, KinetileError
 from app.estimate import Estimate
+from app.measuring import MeasureAsk, Measuring
 from app.paths import Home
 from app.plain import from_data, to_data
 from app.queue.jobs import ENDED, History, Job, JobSpec, JobState, Removal
@@ -44,9 +45,10 @@ ASK_SECONDS = 900.0
 GREETING_BYTES = 1024
 CALLS = (
     "submit", "want", "get", "snapshot", "move", "hold", "remove", "undo", "duplicate", "retry", "cancel", "history",
-    "known", "plan", "estimate", "doctor", "accelerators", "preferences", "set_preferences", "unload",
+    "known", "plan", "estimate", "doctor", "accelerators", "readouts", "measure", "measuring",
+    "stop_measuring", "preferences", "set_preferences", "unload",
 )  # fmt: skip
-_SLOW = ("plan", "estimate", "doctor", "accelerators", "set_preferences")
+_SLOW = ("plan", "estimate", "doctor", "accelerators", "readouts", "set_preferences")
 
 
 def open_service(home: Home, seconds: float, options: dict[str, Any]) -> Service:
@@ -269,6 +271,18 @@ class RemoteService(Service):
 
     def accelerators(self, request: GenerationRequest) -> tuple[Accelerator, ...]:
         return self._call("accelerators", request=request)
+
+    def readouts(self) -> dict[str, Any]:
+        return self._call("readouts")
+
+    def measure(self, ask: MeasureAsk) -> int:
+        return self._call("measure", ask=ask)
+
+    def measuring(self) -> Measuring:
+        return self._call("measuring")
+
+    def stop_measuring(self) -> None:
+        self._call("stop_measuring")
 
     def preferences(self) -> AccelPreferences:
         return self._call("preferences")

@@ -47,12 +47,13 @@ class WorkerGoneError(CannotRunError):
 
 class Keeper:
     """The worker of one owner. `changed` is notified on every message and end; `on_message` gets what is said about
-    jobs, `on_status` that the worker came or went.
+    jobs, `on_measuring` how far a measurement is, `on_status` that the worker came or went.
     """
 
     def __init__(self, home: Home, launch: Launcher, warm: bool = False) -> None:
         self.changed = threading.Condition()
         self.on_message: Callable[[Message, bytes], None] = lambda message, blob: None
+        self.on_measuring: Callable[[Message], None] = lambda message: None
         self.on_status: Callable[[], None] = lambda: None
         self.on_started: Callable[[int, float], None] = lambda pid, created: None
         self._home, self._launch, self._warm = home, launch, warm
@@ -218,6 +219,8 @@ class Keeper:
                 self.on_status()
             case "answer":
                 self._settle(int(message["id"]), message)
+            case "measuring":
+                self.on_measuring(message)
             case _:
                 self.last_news = self.last_sign
                 self.on_message(message, blob)

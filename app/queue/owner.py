@@ -13,12 +13,14 @@ from app import estimate as reckoning
 from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration_rows import with_last_clip
 from app.estimate import Estimate
+from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
 from app.paths import Home
 from app.plain import from_data, to_data, to_json
 from app.queue.dispatch import Dispatcher, Patience, loaded_key
 from app.queue.jobs import ENDED, History, Job, JobError, JobQueue, JobSpec, JobState, Removal
 from app.queue.keeper import Keeper
+from app.queue.measurer import Measurer
 from app.queue.news import LocalSubscription, News
 from app.queue.recovery import recover
 from app.queue.service import Event, Preview, Service, Snapshot
@@ -75,6 +77,9 @@ class LocalService(Service):
             patience=self._patience,
         )
         self._dispatcher.housekeeping = self._purge
+        patient = self._patience
+        self._measurer = Measurer(self._keeper, self._dispatcher.turn, patient.cancel, patient.start)
+        self._measurer.on_done = self._use_readouts
         self._keeper.on_status = self._tell_status
         if warm:
             self._keeper.start()
@@ -82,9 +87,11 @@ class LocalService(Service):
 
     def stop(self, now: bool = False, finish: bool = False) -> None:
         self.close_door()
+        self._measurer.stop(now)
         self._dispatcher.stop(now, finish)  # may be called again meanwhile, with less patience
         if not self._stopped.acquire(blocking=False):
             return
+        self._measurer.close()
         self._keeper.close(now, self._patience.end)
         self._queue.set_fact("worker", None)
         self._news.end()
@@ -113,7 +120,7 @@ class LocalService(Service):
             waiting = self._queue.waiting()
             self._waiting = (changes, waiting)
         running = self._dispatcher.running
-        status = self._keeper.status(running is not None)
+        status = self._keeper.status(self._is_busy())
         return Snapshot(version, running, self._dispatcher.progress, waiting, status)
 
     def move(self, identity: int, to: int) -> None:
@@ -189,6 +196,19 @@ class LocalService(Service):
         last = self._queue.history(limit=1, states=done).jobs
         return with_last_clip(tuple(from_data(Accelerator, row) for row in rows), last[0].result if last else None)
 
+    def readouts(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._keeper.ask({"do": "readouts"})
+        return found
+
+    def measure(self, ask: MeasureAsk) -> int:
+        return self._measurer.start(ask)
+
+    def measuring(self) -> Measuring:
+        return self._measurer.state
+
+    def stop_measuring(self) -> None:
+        self._measurer.stop()
+
     def preferences(self) -> AccelPreferences:
         stored = self._queue.fact("accelerators")
         return AccelPreferences() if stored is None else AccelPreferences(**stored)
@@ -215,8 +235,16 @@ class LocalService(Service):
         if self._dispatcher.batches is not None:
             self._dispatcher.batches = {*self._dispatcher.batches, batch}
 
+    def _use_readouts(self) -> None:
+        """A plan may be another one now."""
+        self._plans.clear()
+        self._news.tell(Event("queue"))
+
+    def _is_busy(self) -> bool:
+        return self._dispatcher.running is not None or self._measurer.state.state == "running"
+
     def _tell_status(self) -> None:
-        self._news.tell(Event("worker", worker=self._keeper.status(self._dispatcher.running is not None)))
+        self._news.tell(Event("worker", worker=self._keeper.status(self._is_busy())))
 
     def _note_worker(self, pid: int, created: float) -> None:
         self._queue.set_fact("worker", {"pid": pid, "created": created})

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from app.answers import Accelerator, PlanAnswer
 from app.errors import CannotRunError
 from app.estimate import Estimate
+from app.measuring import MeasureAsk, Measuring
 from app.paths import Home
 from app.progress import Stage
 from app.queue.jobs import ENDED, History, Job, JobSpec, JobState, Removal
@@ -237,6 +238,28 @@ class Service(ABC):
     @abstractmethod
     def accelerators(self, request: GenerationRequest) -> tuple[Accelerator, ...]:
         """Every backend for a request, with its state on this machine under the stored preferences."""
+
+    # -- measuring --
+
+    @abstractmethod
+    def readouts(self) -> dict[str, Any]:
+        """What was measured here: results (`accel.readouts.results.Results` as data, or None), stale ones with why."""
+
+    @abstractmethod
+    def measure(self, ask: MeasureAsk) -> int:
+        """Begin to measure this machine once no clip is made; returns the measurement's number. Raises UsageError while
+        another one is going on.
+        """
+
+    @abstractmethod
+    def measuring(self) -> Measuring:
+        """How the newest measurement stands; cheap."""
+
+    @abstractmethod
+    def stop_measuring(self) -> None:
+        """Stop it soon; returns at once."""
+
+    # -- preferences --
 
     @abstractmethod
     def preferences(self) -> AccelPreferences:

@@ -4,8 +4,9 @@ It is started by `supervisor` and speaks `wire` over its standard input and outp
 goes to the error stream instead. One thread makes clips, one answers questions meanwhile, one reads, one gives signs of
 life. When the process that started it is gone, it stops within a step and ends.
 
-    in    generate (job, spec, previews, expected), cancel, unload, warm, quit; plan, doctor, accelerators (id, ...)
-    out   hello, alive, progress, done, failed, cancelled, answer
+    in    generate (job, spec, previews, expected), cancel, unload, warm, quit; measure (id, number, ask);
+          plan, doctor, accelerators, readouts (id, ...)
+    out   hello, alive, progress, done, failed, cancelled, measuring, answer
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from app.engine import Engine
 from app.errors import Cancelled, JobFailedError, KinetileError
 from app.job_types import JobResult, JobSpec
+from app.measuring import MeasureAsk, measuring_mark
 from app.paths import Home
 from app.plain import from_data, to_data
 from app.progress import Progress
@@ -91,7 +95,7 @@ class Serving:
         self._make_engine = make_engine
         self._work: queue.Queue[Message | None] = queue.Queue()
         self._asked: queue.Queue[Message | None] = queue.Queue()
-        self._cancelled: set[int] = set()
+        self._cancelled: set[int | str] = set()
         self._over = threading.Event()
         self.is_saving = False
         """Whether a finished clip is being written."""
@@ -117,7 +121,7 @@ class Serving:
                         break
                     case "cancel":
                         self._cancelled.add(message["job"])
-                    case "generate" | "unload" | "warm":
+                    case "generate" | "measure" | "unload" | "warm":
                         self._work.put(message)
                     case _:
                         self._asked.put(message)
@@ -138,6 +142,8 @@ class Serving:
         match message["do"]:
             case "generate":
                 self._generate(engine, message)
+            case "measure":
+                self._measure(engine, message)
             case "unload":
                 engine.close()
                 trim()
@@ -193,22 +199,47 @@ class Serving:
             }
         )
 
+    def _measure(self, engine: Engine, message: Message) -> None:
+        """A benchmark or a comparison: it has the engine to itself, as a clip has."""
+        from app.worker import measuring
+
+        mark, told = measuring_mark(message["number"]), 0.0
+
+        def tell(fraction: float, text: str) -> None:
+            nonlocal told
+            if time.monotonic() - told >= PROGRESS_SECONDS:
+                told = time.monotonic()
+                self._channel.send({"say": "measuring", "fraction": fraction, "text": text})
+
+        def stop() -> bool:
+            return self._over.is_set() or mark in self._cancelled
+
+        ask = from_data(MeasureAsk, message["ask"])
+        self._channel.send(_answered(message, lambda: measuring.measure(ask, engine, self._home, tell, stop)))
+        self._cancelled.discard(mark)
+        trim()
+
     # -- questions --
 
     def _answer_all(self) -> None:
         while (message := self._asked.get()) is not None:
-            answer: Message = {"say": "answer", "id": message.get("id")}
             try:
-                answer["data"] = questions.answer(message, self._home)
-            except KinetileError as error:
-                answer |= {"kind": type(error).__name__, "message": str(error)}
-            except Exception as error:
-                text = f"{message['do']} could not be answered ({type(error).__name__}: {error})."
-                answer |= {"kind": "KinetileError", "message": text}
-            try:
-                self._channel.send(answer)
+                self._channel.send(_answered(message, partial(questions.answer, message, self._home)))
             except Closed:
                 return
+
+
+def _answered(message: Message, find: Callable[[], Any]) -> Message:
+    """What `find` returns or raises, as the answer to a message that asked for it."""
+    answer: Message = {"say": "answer", "id": message.get("id")}
+    try:
+        answer["data"] = find()
+    except KinetileError as error:
+        answer |= {"kind": type(error).__name__, "message": str(error)}
+    except Exception as error:
+        text = f"{message['do']} could not be answered ({type(error).__name__}: {error})."
+        answer |= {"kind": "KinetileError", "message": text}
+    return answer
 
 
 def _result(made: Rendered) -> Message:

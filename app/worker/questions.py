@@ -1,4 +1,4 @@
-"""What the worker answers besides making clips: plan, doctor, accelerators. Runs in the worker's process only."""
+"""What the worker answers besides making clips: plan, doctor, accelerators, readouts. Runs in its process only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import accel
 from accel import doctor
 from accel.backends import backends
+from accel.readouts import store
 from accel.types import Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
 from app.engine import acceleration, loading
@@ -46,6 +47,8 @@ def answer(message: Message, home: Home) -> Any:
             return _doctor()
         case "accelerators":
             return [to_data(row) for row in accelerators(_request(message), home)]
+        case "readouts":
+            return readouts(home)
         case other:
             raise UsageError(f"The worker knows no question {other!r}.")
 
@@ -86,7 +89,7 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
         raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
     described = acceleration.traits(family.folder, *_size(request), home.cache)
     wishes = acceleration.preferences_of(request)
-    plan = acceleration.plan_for(described, wishes)
+    plan = acceleration.plan_for(described, wishes, acceleration.readouts(described, family.name, home.cache))
     rows = []
     for setting, stage, kind in SETTINGS:
         engaged = plan.stage(stage)
@@ -111,6 +114,21 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                 )
             )
     return tuple(rows)
+
+
+def readouts(home: Home) -> dict[str, Any]:
+    """What was measured here: {"results": or None, "stale": [{"name", "when", "why"}], "problems": [sentence]}."""
+    shelf = store.load(acceleration.machine(), acceleration.results_in(home.cache))
+    stale = [
+        {
+            "name": one.results.place.name,
+            "when": max((made.when for made in one.results.measurements), default=""),
+            "why": one.why,
+        }
+        for one in shelf.stale
+    ]
+    results = None if shelf.current is None else shelf.current.to_dict()
+    return {"results": results, "stale": stale, "problems": list(shelf.problems)}
 
 
 def _refusals(traits: accel.ModelTraits, wishes: Preferences) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def make(preferences: Preferences, prompt: str, steps: int) -> Made:
 
 
 def subject(pipeline: Any, **changes: Any) -> Subject:
-    usual = Subject("tiny", "a tiny clip", (64, 32, 5), pipeline, 4, make, PROMPTS_HERE)
+    usual = Subject("tiny", "a tiny clip", (64, 32, 5), pipeline, 4, "a ball", make, PROMPTS_HERE)
     return replace(usual, **changes)
 
 

@@ -1,0 +1,64 @@
+"""What can be measured on this machine, and how far that is, as plain data that page, command line and worker share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.models import family_for
+from app.request import AccelPreferences, GenerationRequest
+
+SEED = 7
+"""For clips that are compared, where the request has no seed of its own."""
+
+State = Literal["none", "waiting", "running", "done", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class MeasureAsk:
+    """What to measure. request: as its family normalised it.
+
+    bench: every backend at the model's calls, then clips; quality: compare clips of many prompts, None for "when there
+    is time". compare: the request's clip under each of `plans`, with one seed; the first is the reference. verify: the
+    same under the reference plan and the automatic one.
+    """
+
+    kind: Literal["bench", "compare", "verify"]
+    request: GenerationRequest
+    quick: bool = False
+    quality: bool | None = None
+    plans: tuple[AccelPreferences, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The clip that is measured, in words: "the starter, 256x160, 25 frames"."""
+        one = self.request
+        return f"{family_for(one.model).title}, {one.width}x{one.height}, {one.frames} frames, {one.steps} steps"
+
+
+def measuring_mark(number: int) -> str:
+    """What a "cancel" names in the place of a job's number to stop the measurement of that number."""
+    return f"measuring {number}"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How a measurement stands. number: counts them; 0 before the first. fraction and text: how far it is.
+
+    result, once done. Of a bench: {"results", "measurement"}, as `accel.readouts.results` reads them. Of a comparison:
+    {"title", "clips": one per plan, "frames": files of uint8 (frames, height, width, 3)}. error: why there is none.
+    """
+
+    number: int = 0
+    kind: str = ""
+    state: State = "none"
+    fraction: float = 0.0
+    text: str = ""
+    result: dict[str, Any] | None = None
+    error: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state not in ("waiting", "running")
