@@ -22,6 +22,7 @@ from accel import fp8
 from accel.backends import backends
 from accel.backends.runtime import AttentionCall
 from accel.checking.line import relative
+from accel.probe import probe
 from accel.types import Machine, StageTraits
 
 TOKENS = (1, 2, 63, 64, 65, 127, 129, 255, 1000, 1560, 4096, 7800, 32760, 75600)
@@ -40,7 +41,7 @@ LINEARS = (
 )
 """Rows, inputs, outputs."""
 
-LIMITS = {"attention": (1e-2, 8e-2), "linear": (1e-2, 4e-2), "quantising": (0.0, 1e-2)}
+LIMITS = {"attention": (1e-2, 8e-2), "linear": (1e-2, 5e-2), "quantising": (0.0, 1e-2)}
 """Errors that pass, of exact and of approximate backends: FP8 was measured at 5.4 % for attention and 2.7 % for linears
 on normal numbers. For quantising: the share of numbers that round to a neighbour of what plain torch gives."""
 
@@ -160,8 +161,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=120.0, help="seconds (default %(default).0f)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every case there")
     options = parser.parse_args(argv)
-    from accel.probe import probe
-
     found: list[Case] = []
     end = time.monotonic() + options.budget
     with torch.inference_mode():

@@ -1,0 +1,67 @@
+"""The GPU's check itself, on stand-ins and small shapes: it passes what is right and finds what is wrong. Emulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from accel import gpucheck
+from accel.backends import backend
+from accel.backends.fa3 import Fa3
+from accel.backends.runtime import AttentionCall
+from accel.backends.sdpa import attend
+from accel.checking.line import relative
+from tests import builders
+from tests.emulators import sgl_kernel_cuda as emulator
+from tests.emulators.sgl_kernel_cpu import real_build
+
+pytestmark = pytest.mark.skipif(real_build(), reason="a real sgl_kernel is loaded: nothing to emulate")
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa3_fp8"])
+def test_right_attention_passes_emulated(name: str) -> None:
+    with emulator.installed():
+        found = list(gpucheck.attention_cases(backend("attention", name), CPU, (1, 65)))
+    print("\n".join(case.text() for case in found))
+    assert len(found) == 2 * len(gpucheck.SIZES) * len(gpucheck.BATCHES) * len(gpucheck.KEYS)
+    assert all(case.right for case in found)
+
+
+def test_wrong_attention_is_found_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Fa3.run
+
+    def forgetful(self: Any, call: AttentionCall) -> torch.Tensor:
+        return run(self, replace(call, scale=None))
+
+    monkeypatch.setattr(Fa3, "run", forgetful)
+    with emulator.installed():
+        found = list(gpucheck.attention_cases(backend("attention", "fa3"), CPU, (65,)))
+    assert not any(case.right for case in found if "1 keys" not in case.case)
+
+
+def test_sampled_rows_are_those_of_the_whole() -> None:
+    call = gpucheck.attention_call(2, 33, 17, 3, 64, CPU)
+    wide = AttentionCall(call.query.double(), call.key.double(), call.value.double(), scale=call.scale)
+    rows = torch.tensor([0, 7, 32])
+    assert relative(gpucheck.exact_rows(call, rows), attend(wide)[:, rows]) < 1e-12
+
+
+def test_linears_and_quantising_pass_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpucheck, "LINEARS", ((17, 64, 96), (1, 256, 32)))
+    with emulator.installed():
+        found = [*gpucheck.linear_cases(backend("linear", "fp8"), CPU), *gpucheck.quantising_cases(CPU)]
+    assert all(case.right for case in found), [case.text() for case in found]
+
+
+def test_what_cannot_run_is_said_and_nothing_checked_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpucheck, "probe", lambda patience: builders.machine())
+    assert gpucheck.main([]) == 1
+    out = capsys.readouterr().out
+    assert "fa3 can't run here: FlashAttention-3 runs on compute capability 9.0" in out
+    assert "fp8 can't run here: FP8 products need" in out
