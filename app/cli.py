@@ -11,7 +11,8 @@ from typing import NoReturn
 from app import __version__
 from app.errors import CannotRunError, KinetileError, UsageError
 
-_USAGE = "python launch.py [--headless [SOURCE ...] | --share SOURCE | --doctor] [options]"
+_USAGE = """python launch.py [--headless [SOURCE ...] | --share SOURCE | --doctor | --bench |
+                         --verify MODEL] [options]"""
 
 _DESCRIPTION = "Kinetile turns a prompt into a short video, on this machine."
 
@@ -29,6 +30,10 @@ examples:
       every clip carries its own request: make it again
   python launch.py --share clips/starter-rocket-7.mp4
       a short text to send to someone, who gives it to --headless
+  python launch.py --bench --quick
+      how fast and how right every backend is on this machine, in a minute
+  python launch.py --verify starter
+      one clip with plain PyTorch and one with what is chosen: speed, likeness
 
 A SOURCE is a preset (.json), a batch with one request per line (.jsonl), a clip
 made by Kinetile (.mp4), a share code, or the name of an example in presets.
@@ -60,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_argument("--headless", nargs="*", metavar="SOURCE", help="make clips; with no SOURCE, the first example")
     verbs.add_argument("--share", metavar="SOURCE", help="print the share code of a preset or clip")
     verbs.add_argument("--doctor", action="store_true", help="say what this machine has and what will be used")
+    verbs.add_argument("--bench", action="store_true", help="measure this machine: speed, error, share of its peak")
+    verbs.add_argument("--verify", metavar="MODEL", help="compare a model's clips: plain PyTorch, and what is chosen")
     verbs.add_argument("--version", action="version", version=f"Kinetile {__version__}")
     request = made.add_argument_group("what to change")
     request.add_argument(
@@ -90,8 +97,21 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--fail-fast", action="store_true", help="stop at the first clip that fails")
     where.add_argument("--dry-run", action="store_true", help="check and estimate everything, make nothing")
     where.add_argument(
-        "--json", action="store_true", dest="as_json", help="print the result as JSON; progress goes to stderr"
+        "--json",
+        nargs="?",
+        const=True,
+        default=False,
+        type=Path,
+        metavar="FILE",
+        dest="as_json",
+        help="print the result as JSON; progress goes to stderr; --bench and --verify can write it into a FILE",
     )
+    bench = made.add_argument_group("for --bench and --verify")
+    bench.add_argument("--model", metavar="M", help="measure this model (default: the preset's, else the starter)")
+    bench.add_argument("--preset", metavar="SOURCE", help="measure the clip of this preset, clip or code")
+    bench.add_argument("--quick", action="store_true", help="under a minute for the starter, and less certain")
+    bench.add_argument("--quality", action="store_true", help="compare 20 clips per approximate backend, however long")
+    bench.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed-ups and errors, as .svg or .png")
     page = made.add_argument_group("the page, which opens when nothing else is asked for")
     page.add_argument("--port", type=int, metavar="N", help="port of the page (default: the first free one from 7860)")
     page.add_argument("--open", action="store_true", dest="open_browser", help="open the page in a browser")
@@ -140,6 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(options: argparse.Namespace) -> int:
+    if options.bench or options.verify is not None:
+        return _bench(options)
+    if isinstance(options.as_json, Path):
+        raise UsageError(f"--json {options.as_json}: a file goes with --bench or --verify; here --json has none.")
+    if others := _given(options, _FOR_BENCHES):
+        raise UsageError(f"{others} goes with --bench or --verify.")
     if options.doctor:
         return _doctor(options)
     if options.headless is None and options.share is None:
@@ -168,9 +194,7 @@ def _page(options: argparse.Namespace) -> int:
     from app.paths import home
     from app.ui.server import serve, settings_of
 
-    asked = vars(options)
-    if others := [name for name in _FOR_BATCHES if asked.get(name) not in (None, False, [])]:
-        flag = "--set" if others[0] == "assignments" else f"--{others[0].removeprefix('as_').replace('_', '-')}"
+    if flag := _given(options, _FOR_BATCHES):
         raise UsageError(f"{flag} goes with --headless: the page has its own place for that.")
     return serve(
         settings_of(
@@ -179,6 +203,37 @@ def _page(options: argparse.Namespace) -> int:
     )
 
 
+def _given(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """The first of these options that was given, as it is written; empty when none was."""
+    asked = vars(options)
+    name = next((name for name in names if asked.get(name) not in (None, False, [])), "")
+    return "--set" if name == "assignments" else name and f"--{name.removeprefix('as_').replace('_', '-')}"
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from app.bench import BenchSettings, run_bench
+    from app.paths import home
+
+    if flag := _given(options, ("count", "strict", "out", "resume", "fail_fast", "dry_run", "accel")):
+        raise UsageError(f"{flag} goes with --headless, not with --bench or --verify.")
+    if options.verify is not None and (flag := _given(options, ("model", "quick", "quality", "plot"))):
+        raise UsageError(f"{flag} goes with --bench, not with --verify.")
+    return run_bench(
+        BenchSettings(
+            home(options.home),
+            options.model if options.verify is None else options.verify,
+            options.preset,
+            tuple(options.assignments),
+            quick=options.quick,
+            quality=True if options.quality else None,
+            json=options.as_json,
+            plot=options.plot,
+            verify=options.verify is not None,
+        )
+    )
+
+
+_FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", "count", "strict", "accel", "out", "resume", "fail_fast", "dry_run", "as_json")
 
 

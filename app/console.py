@@ -16,6 +16,7 @@ _PLAIN_SECONDS = 5.0
 _WORDS: dict[Stage, str] = {
     "loading": "loading the model",
     "text": "reading the prompt",
+    "compiling": "compiling",
     "denoising": "denoising",
     "decoding": "decoding",
     "saving": "saving",
@@ -33,6 +34,9 @@ class Reporter(Protocol):
 
     def update(self, progress: Progress) -> None:
         """News of that clip. May come often; cheap."""
+
+    def tell(self, fraction: float, text: str) -> None:
+        """How far it is (0 to 1) and what is being done, where it is no clip. May come often; cheap."""
 
     def end(self) -> None:
         """That clip is over, however it ended."""
@@ -92,6 +96,12 @@ class PlainReporter:
         self._stage, self._told = progress.stage, moment
         self.say(f"{self._label}: {describe(progress)}")
 
+    def tell(self, fraction: float, text: str) -> None:
+        moment = self._now()
+        if moment - self._told >= _PLAIN_SECONDS:
+            self._told = moment
+            self.say(f"{self._label}: {fraction:.0%}, {text}")
+
     def end(self) -> None:
         self._stage = None
 
@@ -125,9 +135,12 @@ class RichReporter:
         self._bar.start()
 
     def update(self, progress: Progress) -> None:
+        self.tell(progress.fraction, describe(progress))
+
+    def tell(self, fraction: float, text: str) -> None:
         if self._bar is not None:
-            text = printable(f"{self._label}: {describe(progress)}")
-            self._bar.update(self._task, completed=progress.fraction, description=text, refresh=True)
+            shown = printable(f"{self._label}: {text}")
+            self._bar.update(self._task, completed=fraction, description=shown, refresh=True)
 
     def end(self) -> None:
         if self._bar is not None:

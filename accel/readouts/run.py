@@ -19,6 +19,7 @@ from accel.readouts.calls import Recorded, Size, record
 from accel.readouts.clips import Contender, Make
 from accel.readouts.results import PROMPTS, Measurement, Peak, Results, Row
 from accel.readouts.timing import ShouldStop
+from accel.readouts.words import duration
 from accel.types import Machine, ModelTraits, Plan
 
 CLIP_SECONDS = {True: 25.0, False: 600.0}
@@ -150,7 +151,7 @@ class Benchmark:
         expected = clip_seconds(made.rows, steps) * len(plans) * (1 if self.quick else 2)
         most = CLIP_SECONDS[self.quick]
         if expected > most:
-            told = f"no clips were made: they would take about {expected / 60:.0f} minutes, at most {most / 60:.0f}"
+            told = f"no clips were made: they would take about {duration(expected)}, and have {duration(most)} at most"
             return results, replace(made, notes=(*made.notes, told))
         to = 1.0 if self.quality is False or self.quick else 0.75
 
@@ -178,7 +179,7 @@ class Benchmark:
             return results, made
         seconds = whole_clips.seconds_for(made.clips, plans, PROMPTS)
         if self.quality is None and seconds > QUALITY_SECONDS:
-            told = f"clips of {PROMPTS} prompts were not compared: that would take about {seconds / 60:.0f} minutes"
+            told = f"clips of {PROMPTS} prompts were not compared: that would take about {duration(seconds)}"
             return results, replace(made, notes=(*made.notes, told))
         width, height, frames = self.subject.size
 

@@ -55,7 +55,7 @@ def place(row: Row) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """One row of the table, as COLUMNS name them."""
-    time = NOTHING if row.time is None else f"{duration(row.time.median)} ±{row.time.width / 2:.0%}"
+    time = NOTHING if row.time is None else f"{duration(row.time.median)} ±{min(row.time.width / 2, 9.99):.0%}"
     error = NOTHING if row.error is None else f"{row.error:.1e}"
     fallen = f"{row.served} of {row.calls} served: {row.fallback}" if row.calls > row.served else ""
     return (
@@ -94,6 +94,20 @@ def clip_cells(clip: Clip) -> tuple[str, ...]:
         f"{clip.served} of {clip.calls}" if clip.calls else NOTHING,
         clip.engaged or NOTHING,
     )
+
+
+def comparison(clips: Sequence[Clip]) -> str:
+    """The last clip against the first, the reference, as a sentence."""
+    first, last = clips[0], clips[-1]
+    failed = next((clip for clip in (first, last) if clip.failed), None)
+    if failed is not None:
+        return f"There is nothing to compare: the clip with the plan {failed.plan} failed ({failed.failed})."
+    then, now = (clip.seconds["total"] - clip.seconds.get("load", 0.0) for clip in (first, last))
+    speed = f"{then / now:.2f} times as fast" if then / now >= GAIN else "not faster" if now < then * GAIN else "slower"
+    text = f"{last.plan} is {speed}: {duration(now)} a clip once it is loaded, {first.plan} {duration(then)}"
+    if last.psnr is not None and last.ssim is not None:
+        text += f"; its frames reach {last.psnr:.1f} dB and {last.ssim:.3f} SSIM against it"
+    return f"{text}."
 
 
 def quality(one: Quality) -> str:

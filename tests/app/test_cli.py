@@ -79,9 +79,10 @@ def test_the_options_are_these_and_no_others() -> None:
     """A new option is a promise: add it here when it is meant."""
     options = {option for action in cli.parser()._actions for option in action.option_strings}
     assert options == {
-        "-h", "--help", "--version", "--headless", "--share", "--doctor",
+        "-h", "--help", "--version", "--headless", "--share", "--doctor", "--bench", "--verify",
         "--set", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json", "--resume", "--fail-fast",
         "--port", "--open", "--listen", "--auth", "--no-auth",
+        "--model", "--preset", "--quick", "--quality", "--plot",
     }  # fmt: skip
 
 
@@ -96,6 +97,13 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--headless", "--share", "x"], "not allowed with"),
         (["--headless", "--accel", "attention"], "--accel attention: KEY=VALUE was expected"),
         (["--headless", "--head"], "--head"),
+        (["--headless", "--quick"], "--quick goes with --bench or --verify"),
+        (["--headless", "--json", "x"], "--json x: a file goes with --bench or --verify"),
+        (["--bench", "--count", "2"], "--count goes with --headless"),
+        (["--verify", "starter", "--plot", "x.png"], "--plot goes with --bench"),
+        (["--verify", "nonsense"], "nonsense"),
+        (["--bench", "--plot", "x.pdf"], "name a file that ends in .svg or .png"),
+        (["--bench", "--preset", "nonsense"], "nonsense"),
         (["--headless", "--home", ""], "--home"),
         (["--headless", "--out", " "], "--out is empty"),
         (["--headless", "--out", "a\udcff"], "--out a?: the name holds a byte that is not UTF-8"),
