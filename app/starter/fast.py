@@ -223,7 +223,7 @@ def _optimise(
     captioner: Captioner,
 ) -> Average:
     walkers, flat = step.walkers, low.flat
-    prompts = _Prompts(captioner, ranks.device, walkers.dice)
+    prompts = _Prompts(captioner, ranks, walkers.dice)
     adam = torch.optim.AdamW(flat.groups, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=ranks.cuda)
     average = Average([flat.data], 0.995)
     clock, count, losses = Clock(ranks, seconds), 0, []
@@ -252,12 +252,12 @@ class _Prompts:
 
     EVERY = 4
 
-    def __init__(self, captioner: Captioner, device: torch.device, dice: torch.Generator) -> None:
-        self.captioner, self.device, self.dice = captioner, device, dice
-        self.ids = torch.ones(0, TEXT_TOKENS, dtype=torch.long, device=device)
+    def __init__(self, captioner: Captioner, ranks: Ranks, dice: torch.Generator) -> None:
+        self.captioner, self.ranks, self.dice = captioner, ranks, dice
+        self.ids = torch.ones(0, TEXT_TOKENS, dtype=torch.long, device=ranks.device)
 
     def draw(self, size: int, count: int) -> Tensor:
         if count % self.EVERY == 0:
-            drawn = torch.from_numpy(self.captioner.next()[1]).flatten(0, 1).to(self.device).long()
+            drawn = self.ranks.upload(torch.from_numpy(self.captioner.next()[1])).flatten(0, 1).long()
             self.ids = torch.cat([drawn, self.ids])[:16384]
-        return self.ids[torch.randint(0, len(self.ids), (size,), device=self.device, generator=self.dice)]
+        return self.ids[torch.randint(0, len(self.ids), (size,), device=self.ids.device, generator=self.dice)]

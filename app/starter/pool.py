@@ -121,7 +121,7 @@ class LatentPool:
         place = slice(self.next, self.next + len(scenes))
         self.latents[place] = self.codec.standardise(means).to(torch.bfloat16)
         self.weights[place] = loss_weights(object_cells(poses, self.canvas)).to(torch.bfloat16)
-        self.tokens[place] = torch.from_numpy(tokens).to(self.ranks.device, non_blocking=True)
+        self.tokens[place] = self.ranks.upload(torch.from_numpy(tokens))
         self.next = (self.next + len(scenes)) % len(self.latents)
         self.filled = min(len(self.latents), self.filled + len(scenes))
         self.rendered += len(scenes)

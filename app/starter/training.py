@@ -56,6 +56,10 @@ class Ranks:
         if self.cuda:
             torch.cuda.synchronize()
 
+    def upload(self, tensor: Tensor) -> Tensor:
+        """A tensor of the processor's on this rank's device, without waiting for the device."""
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.cuda else tensor
+
     def average(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by its mean over the ranks."""
         if self.size > 1:
