@@ -7,6 +7,7 @@ half way leaves the pipeline as it was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -45,6 +46,32 @@ class SettleThreads:
             torch.set_num_threads(self.count)
 
 
+class FirstCall:
+    """Notes how long the first call of a component took whose blocks are compiled in it. Its copies note nothing."""
+
+    def __init__(self, name: str = "", pending: set[str] | None = None, took: dict[str, float] | None = None) -> None:
+        self.name, self.pending = name, set[str]() if pending is None else pending
+        self.took = dict[str, float]() if took is None else took
+        self.begun = 0.0
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        self.begun = time.perf_counter()
+
+    def end(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self.name in self.pending:
+            self.pending.discard(self.name)
+            self.took[self.name] = time.perf_counter() - self.begun
+
+    def __reduce__(self) -> tuple[type[FirstCall], tuple[()]]:
+        return FirstCall, ()
+
+
+def is_uncompiled(component: nn.Module) -> bool:
+    """Whether the next call of `component` will compile its blocks, or read them from the cache."""
+    found: Installation | None = getattr(component, MARK, None)
+    return found is not None and any(found.components.get(name) is component for name in found.uncompiled)
+
+
 class Installation:
     """What was put into one pipeline. Made by `install`; `remove()` ends it, and a second `remove()` does nothing."""
 
@@ -57,6 +84,8 @@ class Installation:
         self.patches: dict[str, bridge.AttentionPatch] = {}
         self.components: dict[str, nn.Module] = {}
         self.notes: list[str] = []
+        self.uncompiled: set[str] = set()
+        self.compile_seconds: dict[str, float] = {}
         self._undo: list[Callable[[], Any]] = []
 
     def remove(self) -> list[str]:
@@ -81,8 +110,8 @@ class Installation:
                 patch.unreached.calls = 0
 
     def report(self) -> dict[str, Any]:
-        """JSON data: `{"attention": {component: ...}, "linear": {...}, "vae": {...}, "restoring": {...}, "notes":
-        [...]}`.
+        """JSON data: `{"attention": {component: ...}, "linear": {...}, "vae": {...}, "compile": {...}, "restoring":
+        {...}, "notes": [...]}`.
 
         Attention and convolutions: see Tally.to_dict, and `unreached` for attention no backend can be put into.
         Linears: the same plus `packed`, `packed_bytes` and `skipped`, the reasons with their counts.
@@ -99,6 +128,7 @@ class Installation:
                 entry["unreached"] = patch.unreached.to_dict()
             if patch.replaced():
                 entry["replaced"] = f"{patch.replaced()} processors were exchanged since: call accel.install again"
+        result["compile"] = {name: {"first_call_seconds": took} for name, took in self.compile_seconds.items()}
         result["restoring"] = self._restoring()
         result["notes"] = list(self.notes)
         return result
@@ -219,6 +249,10 @@ class Installation:
             self.notes.append(f"{name} is not compiled: it names no repeated blocks")
             return
         self._undo.append(compile_blocks(blocks))
+        self.uncompiled.add(name)
+        watch = FirstCall(name, self.uncompiled, self.compile_seconds)
+        hooks = component.register_forward_pre_hook(watch.begin), component.register_forward_hook(watch.end)
+        self._undo.extend(hook.remove for hook in hooks)
 
 
 def install(pipeline: Any, plan: Plan) -> Installation:

@@ -14,20 +14,29 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Stage = Literal["loading", "text", "denoising", "decoding", "saving"]
-STAGES: tuple[Stage, ...] = ("loading", "text", "denoising", "decoding", "saving")
+Stage = Literal["loading", "text", "compiling", "denoising", "decoding", "saving"]
+STAGES: tuple[Stage, ...] = ("loading", "text", "compiling", "denoising", "decoding", "saving")
 
 # The key under which a stage's seconds are stored in a clip's timings.
 TIMING_KEYS: dict[Stage, str] = {
     "loading": "load",
     "text": "text",
+    "compiling": "compile",
     "denoising": "denoise",
     "decoding": "decode",
     "saving": "save",
 }
 
 # Shares of the bar while nothing has been measured yet: they move a bar, they are never shown as time.
-_SHARES: dict[Stage, float] = {"loading": 0.10, "text": 0.02, "denoising": 0.68, "decoding": 0.18, "saving": 0.02}
+# Compiling happens once for many clips, so no clip is taken to need it before it begins.
+_SHARES: dict[Stage, float] = {
+    "loading": 0.10,
+    "text": 0.02,
+    "compiling": 0.0,
+    "denoising": 0.68,
+    "decoding": 0.18,
+    "saving": 0.02,
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,8 @@ class StageClock:
     def _weights(self) -> dict[Stage, float]:
         """Seconds of an earlier clip where it tells all of them, else the fixed shares."""
         if all(TIMING_KEYS[stage] in self._earlier for stage in ("text", "denoising", "decoding")):
-            return {stage: self._earlier.get(TIMING_KEYS[stage], 0.0) for stage in STAGES}
+            seconds = {stage: self._earlier.get(TIMING_KEYS[stage], 0.0) for stage in STAGES}
+            return {**seconds, "compiling": 0.0}
         return dict(_SHARES)
 
     def _reckon_eta(self) -> float | None:
@@ -154,6 +164,8 @@ class StageClock:
     def _expected(self, stage: Stage) -> float | None:
         """Seconds of a whole stage: as an earlier clip took, else its usual share of what denoising takes."""
         known = self._earlier.get(TIMING_KEYS[stage])
+        if stage == "compiling":
+            return known if self._stage == stage else 0.0
         if known is not None:
             return known
         if "denoising" in self._done:

@@ -56,6 +56,7 @@ class Watcher:
         for name in ("transformer", "transformer_2"):
             if (transformer := getattr(self._pipeline, name, None)) is not None:
                 self._hook(transformer, self._before_denoising)
+                self._hooks.append(transformer.register_forward_hook(self._after_compiling))
                 for block in _blocks(transformer):
                     self._hook(block, self._check_stop)
         decoder = getattr(getattr(self._pipeline, "vae", None), "decoder", None)
@@ -92,11 +93,21 @@ class Watcher:
         if self._should_stop is not None and self._should_stop():
             raise Stop
 
-    def _before_denoising(self, *_: Any) -> None:
+    def _before_denoising(self, module: Any, *_: Any) -> None:
+        from accel.install import is_uncompiled  # imports torch, which must not happen before a plan is made
+
         if self._clock.stage == "text":
-            self._clock.enter("denoising", self._steps)
+            if is_uncompiled(module):
+                self._clock.enter("compiling")
+            else:
+                self._clock.enter("denoising", self._steps)
             self._tell()
         self._check_stop()
+
+    def _after_compiling(self, *_: Any) -> None:
+        if self._clock.stage == "compiling":
+            self._clock.enter("denoising", self._steps)
+            self._tell()
 
     def _before_latent_frame(self, *_: Any) -> None:
         if self._clock.stage == "decoding":

@@ -25,7 +25,7 @@ from app.ui.context import Context, file_url, seconds_text
 RECENT = 12
 """Newest clips in the strip."""
 _PATIENCE = 0.5
-_STAGES = (("load", "load"), ("text", "text"), ("denoise", "denoise"), ("decode", "decode"), ("save", "save"))
+_STAGES = tuple((key, key) for key in ("load", "text", "compile", "denoise", "decode", "save"))
 
 
 class Live:

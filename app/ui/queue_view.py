@@ -261,7 +261,7 @@ def _took(job: Job) -> str:
     timings = job.result.timings if job.result else {}
     stages = [
         f"{name} {timings[name]:.1f}"
-        for name in ("load", "text", "denoise", "decode", "save")
+        for name in ("load", "text", "compile", "denoise", "decode", "save")
         if timings.get(name, 0.0) >= 0.05
     ]
     whole = seconds_text(timings.get("total") or job.seconds or 0.0)

@@ -17,7 +17,7 @@ import torch
 from accel import compiling
 from accel.backends import fa3_fp8
 from accel.checking.line import relative
-from accel.install import install
+from accel.install import install, is_uncompiled
 from accel.originals import same_bits
 from tests import builders
 from tests.emulators import sgl_kernel_cuda as emulator
@@ -60,9 +60,14 @@ def test_blocks_compile_to_one_graph_and_are_right_emulated(monkeypatch: pytest.
     want = run(model, torch.float32)
     with emulator.installed() as calls:
         installation = install(builders.Holder(transformer=model), builders.plan(**PLAN, compile="yes"))
+        assert is_uncompiled(model)
         got = run(model)
+        assert not is_uncompiled(model)
         report = installation.report()
         installation.remove()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert report["compile"]["transformer"]["first_call_seconds"] > 1
     error = relative(got, want)
     print(f"relative error {error:.1e}")
     assert error < 5e-2
