@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from accel import advice, precision, threads
@@ -19,6 +20,7 @@ from accel.backends import REGISTRY, amx_attention, amx_bf16, amx_int8, backend,
 from accel.plan import make_plan
 from accel.probe import PATIENCE, probe
 from accel.probing.limits import gib
+from accel.readouts import ranking, store
 from accel.types import (
     Gpu,
     Kind,
@@ -114,13 +116,17 @@ def main(
     preferences: Preferences | None = None,
     patience: float = PATIENCE,
     write: Callable[[str], Any] = print,
+    results: Path | None = None,
+    model: str = "",
 ) -> int:
-    """Probes this machine and writes the report. patience: seconds that tests may take in all, see `probe`.
+    """Probes this machine and writes the report. patience: seconds that tests may take in all, see `probe`. results:
+    the folder of readouts, accel's own if None; model: the name under which its quality was measured.
 
     Returns 0; raises PlanError when a preference can't be kept.
     """
     machine = probe(patience=patience)
-    plan = make_plan(machine, traits, preferences)
+    readouts = ranking.for_model(store.load(machine, results).current, traits, model)
+    plan = make_plan(machine, traits, preferences, readouts=readouts)
     if as_json:
         write(json.dumps(as_data(machine, plan, traits), indent=2))
     else:

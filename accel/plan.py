@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from accel import policy, precision, threads
 from accel.backends import REGISTRY
 from accel.backends.base import Backend
 from accel.errors import PlanError
-from accel.readouts.ranking import Rank, Readouts, shape_class
+from accel.readouts import deciding
+from accel.readouts.ranking import Readouts
 from accel.types import Choice, Gpu, Kind, Machine, ModelTraits, Plan, Preferences, StageName, StagePlan, StageTraits
 
 __all__ = ["Plan", "PlanError", "Preferences", "Readouts", "make_plan"]
@@ -141,38 +143,11 @@ class _Planner:
             only = " or ".join(needed[1])
             self.refusals.append(f"{needed[0]} runs in {only} only, the {traits.stage} ({traits.class_name}) can't")
             allowed = list(traits.dtypes)
-        measured = self.measured_dtype(traits, gpu_place(gpu), allowed)
+        measured = deciding.dtype(self.readouts, self.registry, traits, KINDS[traits.stage], gpu_place(gpu), allowed)
         name, reasons = measured or precision.best_dtype(self.machine, traits, gpu, allowed)
         if needed is not None and len(allowed) < len(traits.dtypes):
             reasons = (f"{needed[0]} was asked for and runs in {' or '.join(needed[1])}", *reasons)
         return Choice(traits.stage, "dtype", AUTO, name, reasons)
-
-    def measured_dtype(self, traits: StageTraits, place: str, allowed: list[str]) -> tuple[str, tuple[str, ...]] | None:
-        """float32, or the other dtype that was measured if it is worth its rounding; None when only one was."""
-        totals: dict[str, float] = {}
-        for dtype in allowed:
-            best = [self.best(traits, kind, dtype, place) for kind in KINDS[traits.stage]]
-            if best and all(best):
-                totals[dtype] = sum(rank.seconds for rank in best if rank is not None)
-        low = min((dtype for dtype in totals if dtype != "float32"), key=lambda dtype: totals[dtype], default="")
-        if not low or "float32" not in totals:
-            return None
-        figures = f"its calls take {totals[low] * 1e3:.3g} ms in {low} and {totals['float32'] * 1e3:.3g} ms in float32"
-        told = f"measured on this machine: {figures}"
-        if totals["float32"] < totals[low] * policy.WORTH:
-            return "float32", (told,)
-        return low, (told, precision.ROUNDING)
-
-    def best(self, traits: StageTraits, kind: Kind, dtype: str, place: str) -> Rank | None:
-        """The fastest that may be taken of the backends measured, None without a measurement."""
-        ranks = self.readouts.of(traits.stage, kind, dtype, place)
-        known = {item.name for item in self.registry if item.kind == kind}
-        free = (rank for rank in ranks if rank.backend in known and not self.against(traits, kind, rank))
-        return min(free, key=_seconds, default=None)
-
-    def against(self, traits: StageTraits, kind: Kind, rank: Rank) -> str:
-        """Why a backend that was measured may not be taken, empty when it may."""
-        return "" if rank.verdict == "reference" else self.readouts.why_not(traits.stage, kind, rank)
 
     def forced_dtype(
         self, traits: StageTraits, gpu: Gpu | None, wish: str, needed: tuple[str, tuple[str, ...]] | None
@@ -237,9 +212,9 @@ class _Planner:
         if kind == "attention" and not traits.reachable:
             reason = traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention"
             return Choice(traits.stage, kind, AUTO, STOCK, (reason,))
-        ranks = self.readouts.of(traits.stage, kind, dtype, place)
-        if ranks:
-            return self.measured(traits, kind, place, dtype, known, ranks)
+        if self.readouts.of(traits.stage, kind, dtype, place):
+            why_not = partial(self.why_not, traits=traits, place=place, dtype=dtype)
+            return deciding.backend(self.readouts, traits, kind, dtype, place, known, why_not)
         rule = policy.rule_for(policy.hardware(self.machine, gpu), kind, policy.shape_class(traits))
         first = next((name for name in rule.order if name in known and dtype in known[name].dtypes), "")
         passed: list[str] = []
@@ -249,41 +224,11 @@ class _Planner:
                 continue
             reasons = self.why_not(item, traits, place, dtype) or _no_gain(self.machine, item)
             if not reasons:
-                deciding = rule.why if name == first else f"the first exact one that can run here is {name}"
-                told = (deciding, *passed, rule.figures, *_gain_shown(self.machine, item))
+                why = rule.why if name == first else f"the first exact one that can run here is {name}"
+                told = (why, *passed, rule.figures, *_gain_shown(self.machine, item))
                 return Choice(traits.stage, kind, AUTO, name, told)
             passed.append(f"not {name}: {'; '.join(reasons)}")
         return Choice(traits.stage, kind, AUTO, STOCK, (*passed, "so the model's own code runs"))
-
-    def measured(
-        self,
-        traits: StageTraits,
-        kind: Kind,
-        place: str,
-        dtype: str,
-        known: Mapping[str, Backend],
-        ranks: tuple[Rank, ...],
-    ) -> Choice:
-        """What won on this machine for this shape, as far as it may be taken; else the reference."""
-        passed: list[str] = []
-        chosen = ranks[0]
-        for rank in ranks[1:]:
-            item = known.get(rank.backend)
-            if item is None:
-                continue
-            refused = self.against(traits, kind, rank)
-            reasons = [refused] if refused else self.why_not(item, traits, place, dtype)
-            if not reasons:
-                chosen = rank
-                break
-            passed.append(f"not {rank.backend}: {'; '.join(reasons)}")
-        listed = ", ".join(f"{rank.backend} {rank.milliseconds}" for rank in sorted(ranks, key=_seconds))
-        why = "the fastest measured" if chosen is not ranks[0] else "nothing that may be taken measured faster"
-        told = [f"{why} on this machine for this shape ({shape_class(traits)})", *passed, f"measured here: {listed}"]
-        quality = self.readouts.qualities.get((traits.stage, kind, chosen.backend))
-        if quality is not None and not chosen.exact:
-            told.insert(1, f"approximate: its clips reach {quality.psnr:.1f} dB against the reference plan's")
-        return Choice(traits.stage, kind, AUTO, chosen.backend, tuple(told))
 
     # -- the rest --
 
@@ -359,10 +304,6 @@ def _setting(stage: StageName, kind: Kind) -> str:
 
 def _because(reasons: tuple[str, ...]) -> str:
     return f" ({'; '.join(reasons)})" if reasons else ""
-
-
-def _seconds(rank: Rank) -> float:
-    return rank.seconds
 
 
 def _mps_pays(machine: Machine) -> bool:

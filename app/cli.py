@@ -245,11 +245,18 @@ def _doctor(options: argparse.Namespace) -> int:
 
     wishes = dict(item.removeprefix("accel.").split("=", 1) for item in _accel_assignments(options.accel))
     try:
+        data = home(options.home)
         try:
-            traits = acceleration.as_shipped(STARTER, home(options.home))
+            traits = acceleration.as_shipped(STARTER, data)
         except CannotRunError:  # whatever is missing is what the doctor is there to tell
             traits = doctor.TYPICAL
-        return doctor.main(as_json=options.as_json, traits=traits, preferences=Preferences(**wishes))
+        return doctor.main(
+            as_json=options.as_json,
+            traits=traits,
+            preferences=Preferences(**wishes),
+            results=acceleration.results_in(data.cache),
+            model=STARTER.name,
+        )
     except TypeError as error:
         raise UsageError(f"--accel {','.join(options.accel)}: there is no such setting ({error}).") from error
     except AccelError as error:

@@ -33,10 +33,15 @@ class Rank:
 
 @dataclass(frozen=True)
 class Readouts:
-    """What was measured on this machine and counts for one model: empty where nothing was."""
+    """What was measured on this machine and counts for one model: empty where nothing was.
+
+    noisy: stages measured beside other programs. There gains, which are taken in turns, still tell who is faster; sums
+    of times don't, so that these decide no dtype.
+    """
 
     ranks: dict[Key, tuple[Rank, ...]] = field(default_factory=dict)
     qualities: dict[tuple[StageName, Kind, str], Quality] = field(default_factory=dict)
+    noisy: frozenset[str] = frozenset()
 
     def of(self, stage: StageName, kind: Kind, dtype: str, device: str) -> tuple[Rank, ...]:
         """The backends measured on that type of device, the reference first, then by time; empty without a figure."""
@@ -73,12 +78,14 @@ def for_model(results: Results | None, traits: ModelTraits, model: str = "") -> 
     if results is None:
         return Readouts()
     ranks: dict[Key, tuple[Rank, ...]] = {}
+    noisy: set[str] = set()
     for name, kind_of_shape in classes(traits).items():
         for measurement in sorted(results.measurements, key=lambda one: (not one.quick, one.when)):
             if measurement.classes.get(name) == kind_of_shape:
                 ranks |= _ranked(row for row in measurement.rows if row.call.stage == name)
+                noisy = noisy - {name} if measurement.quiet else noisy | {name}
     qualities = {(one.stage, one.kind, one.backend): one for one in results.qualities if model and one.model == model}
-    return Readouts(ranks, qualities)
+    return Readouts(ranks, qualities, frozenset(noisy))
 
 
 def rank(measurement: Measurement) -> dict[Key, tuple[Rank, ...]]:

@@ -24,6 +24,9 @@ LIMITS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 APPROXIMATE_LIMIT = 0.1
 """The same for approximate backends. int8 linears give 0.8 to 2.5 %, FP8 attention of pure noise 5.4 %."""
 
+QUIET = 0.15
+"""Part of all cores that other programs may use before figures count as noisy."""
+
 PSNR, SSIM = 30.0, 0.95
 """What an approximate backend's clips must reach against the reference plan's before `auto` may take it."""
 
@@ -191,7 +194,7 @@ class Measurement(AsData):
     """One benchmark of one model at one size.
 
     classes and dtypes: per stage, the shape class (`ranking.shape_class`) and the plan's dtype. busy: the part of all
-    cores that other programs used just before, None where that can't be told. notes: what was left out, and why.
+    cores that other programs used meanwhile, None where that can't be told. notes: what was left out, and why.
     """
 
     model: str
@@ -205,6 +208,11 @@ class Measurement(AsData):
     notes: tuple[str, ...] = ()
     busy: float | None = None
     took: float = 0.0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing else kept the machine busy, as far as that can be told."""
+        return self.busy is None or self.busy <= QUIET
 
     @property
     def key(self) -> tuple[str, bool, tuple[tuple[str, str], ...]]:

@@ -76,7 +76,7 @@ class Benchmark:
         width, height, frames = self.subject.size
         traits = accel.traits_of(self.subject.pipeline, width=width, height=height, frames=frames)
         plan = accel.make_plan(self.machine, traits, registry=self.registry)
-        busy = others_busy()
+        others = Others()
         shelf = store.load(self.machine, self.where)
         results = shelf.current or Results(store.place(self.machine))
         self.tell(0.0, "the calls that the model makes")
@@ -93,7 +93,7 @@ class Benchmark:
             dtypes={stage.stage: stage.dtype.engaged for stage in plan.stages},
             rows=rows,
             notes=(*shelf.problems, *recorded.notes, *notes),
-            busy=busy,
+            busy=others.busy(),
         )
         results, made = self.keep(results, made, started)
         if self.subject.make is not None:
@@ -223,10 +223,30 @@ def clip_seconds(rows: Iterable[Row], steps: int) -> float:
     return sum(row.time.median * row.call.weight * passes[row.call.stage] for row in plain if row.time is not None)
 
 
-def others_busy(seconds: float = 0.3) -> float | None:
-    """The part of all cores that is in use while this process rests; None where that can't be told."""
-    with contextlib.suppress(ImportError):
-        import psutil
+class Others:
+    """How much other programs do since this was made."""
 
-        return float(psutil.cpu_percent(seconds)) / 100
-    return None
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def busy(self) -> float | None:
+        """The part of all cores that they used meanwhile; None where that can't be told."""
+        before, now = self._before, self._now()
+        if before is None or now is None or now[1] <= before[1]:
+            return None
+        used, whole, own = (later - earlier for later, earlier in zip(now, before, strict=True))
+        return min(1.0, max(0.0, (used - own) / whole))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        """Seconds of all cores together: in use, in all, and used by this process and its children."""
+        with contextlib.suppress(ImportError):
+            import psutil
+
+            times = psutil.cpu_times()
+            # guests are counted among users already
+            whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+            resting = times.idle + getattr(times, "iowait", 0.0)
+            own = psutil.Process().cpu_times()
+            return whole - resting, whole, sum(own[:4]) if len(own) >= 4 else own.user + own.system
+        return None

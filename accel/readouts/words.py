@@ -131,8 +131,8 @@ def remarks(results: Results, made: Measurement) -> list[str]:
         f"Peak in {DTYPES.get(one.dtype, one.dtype)}: {one.teraflops:.3g} TFLOP/s, {one.how}." for one in results.peaks
     ]
     lines += [quality(one) for one in results.qualities if one.model == made.model]
-    if made.busy is not None and made.busy > 0.1:
-        lines.append(f"Other programs kept {made.busy:.0%} of the cores busy just before: the figures are noisy.")
+    if made.busy is not None and not made.quiet:
+        lines.append(f"Other programs kept {made.busy:.0%} of the cores busy meanwhile: the figures are noisy.")
     lines += [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in made.notes]
     return [*lines, f"Measured on {results.place.name} in {duration(made.took)}, {made.when}."]
 

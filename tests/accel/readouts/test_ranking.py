@@ -148,4 +148,7 @@ def test_figures_in_both_dtypes_decide_the_dtype(tmp_path: Path) -> None:
         readouts = for_model(measured(model(), *rows), model())
         found = make_plan(machine("zen3", tmp_path), model(), readouts=readouts)
         assert engaged(found, "tr.dtype") == wanted, "zen3's own test says float32"
+        noisy = for_model(measured(model(), *rows, busy=0.5), model())
+        busy = make_plan(machine("zen3", tmp_path), model(), readouts=noisy)
+        assert engaged(busy, "tr.dtype") == "float32", "sums of times on a busy machine decide nothing"
         assert "measured on this machine: its calls take" in found.stage("transformer").dtype.reasons[0]  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import accel
 from accel.readouts import micro, ranking, run, store
 from accel.readouts.clips import Made
 from accel.readouts.results import PROMPTS, Peak, Place, Results
-from accel.readouts.run import Benchmark, Subject, clip_seconds, raised
+from accel.readouts.run import Benchmark, Others, Subject, clip_seconds, raised
 from accel.readouts.timing import Stopped
 from accel.types import Preferences
 from tests import builders
@@ -133,6 +134,19 @@ def test_a_clips_time_is_reckoned_from_its_calls() -> None:
     encoder = replace(CALL, stage="text_encoder", count=1)
     rows = [row("sdpa", 10.0), row("x", 1.0, gain=10.0), row("stock", 7.0, call=encoder)]
     assert clip_seconds(rows, 3) == pytest.approx(6 * 10 * 10e-3 + 7e-3)
+
+
+def test_other_programs_are_told_from_this_one() -> None:
+    others = Others()
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    found = others.busy()
+    assert found is not None
+    print(f"others: {found:.0%}")
+    planted = Others()
+    planted._before, planted._now = (0.0, 0.0, 0.0), lambda: (6.0, 10.0, 2.0)  # type: ignore[method-assign]
+    assert planted.busy() == pytest.approx(0.4)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell's ways")

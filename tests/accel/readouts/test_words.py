@@ -67,7 +67,7 @@ def test_the_whole_text() -> None:
         "failed: it would not",
         "Peak in int8: 0.5 TFLOP/s, a product.",
         "int8: 20 clips of m (small) reach 25.0 dB and 0.900 SSIM (worst 20.0 dB, 0.800); so automatic never takes it.",
-        "Other programs kept 60% of the cores busy just before: the figures are noisy.",
+        "Other programs kept 60% of the cores busy meanwhile: the figures are noisy.",
         "Something was left out.",
         "Measured on a machine in 1:01 min, today.",
     ):
