@@ -16,17 +16,22 @@ from typing import Literal
 from accel.readouts import words
 from accel.readouts.results import Row
 
-Role = Literal["ink", "quiet", "paper", "win", "plain", "bad", "line"]
+Role = Literal["ink", "quiet", "paper", "win", "plain", "bad"]
 COLOURS: dict[Role, str] = {
     "ink": "#1b1c20",
     "quiet": "#6b6a66",
     "paper": "#f6f5f1",
-    "win": "#2e7d4f",
+    "win": "#1f6f43",
     "plain": "#a9a79f",
-    "bad": "#b3261e",
-    "line": "#dcdad2",
+    "bad": "#a82a1d",
 }
-VARIABLES: dict[Role, str] = {"ink": "--kt-ink", "quiet": "--kt-quiet", "paper": "--kt-paper", "line": "--kt-line"}
+VARIABLES: dict[Role, str] = {
+    "ink": "--kt-ink",
+    "quiet": "--kt-quiet",
+    "paper": "--kt-paper",
+    "win": "--kt-good",
+    "bad": "--kt-bad",
+}
 WIDTH, LABEL, WORDS = 960, 190, 330
 ROW, BAR, SIZE = 22, 12, 12
 """Height of a row and of a bar, and of letters, in pixels."""

@@ -79,18 +79,68 @@ def for_model(results: Results | None, traits: ModelTraits, model: str = "") -> 
         return Readouts()
     ranks: dict[Key, tuple[Rank, ...]] = {}
     noisy: set[str] = set()
-    for name, kind_of_shape in classes(traits).items():
-        for measurement in sorted(results.measurements, key=lambda one: (not one.quick, one.when)):
-            if measurement.classes.get(name) == kind_of_shape:
-                ranks |= _ranked(row for row in measurement.rows if row.call.stage == name)
-                noisy = noisy - {name} if measurement.quiet else noisy | {name}
+    for name in classes(traits):
+        made = newest(results, traits, name)
+        if made is not None:
+            ranks |= _ranked(row for row in made.rows if row.call.stage == name)
+            noisy |= set() if made.quiet else {name}
     qualities = {(one.stage, one.kind, one.backend): one for one in results.qualities if model and one.model == model}
     return Readouts(ranks, qualities, frozenset(noisy))
 
 
-def rank(measurement: Measurement) -> dict[Key, tuple[Rank, ...]]:
-    """The order of one measurement alone."""
-    return _ranked(measurement.rows)
+@dataclass(frozen=True)
+class Figures:
+    """One backend over all calls of a stage and kind. speedup: against plain torch in the plan's dtype; error: the
+    largest; share_of_peak: over its own calls."""
+
+    speedup: float
+    error: float
+    share_of_peak: float | None
+
+
+def newest(results: Results, traits: ModelTraits, stage: str) -> Measurement | None:
+    """What counts for a stage: the newest full measurement of its shape class, else the newest quick one."""
+    wanted = shape_class(found) if (found := traits.stage(stage)) is not None else ""
+    alike = (one for one in results.measurements if one.classes.get(stage) == wanted)
+    return max(alike, key=lambda one: (not one.quick, one.when), default=None)
+
+
+def figures(results: Results | None, traits: ModelTraits) -> dict[tuple[StageName, Kind, str], Figures]:
+    """For every backend that was measured here with this model's shapes, by stage, kind and name."""
+    found: dict[tuple[StageName, Kind, str], Figures] = {}
+    for stage in traits.stages if results is not None else ():
+        assert results is not None
+        made = newest(results, traits, stage.stage)
+        if made is None:
+            continue
+        rows = [row for row in made.rows if row.call.stage == stage.stage and row.time is not None]
+        planned = made.dtypes.get(stage.stage, "")
+        for kind, backend in dict.fromkeys((row.call.kind, row.backend) for row in rows):
+            own = [row for row in rows if (row.call.kind, row.backend) == (kind, backend)]
+            dtype = planned if any(row.dtype == planned for row in own) else own[0].dtype
+            plain = [row for row in rows if row.call.kind == kind and row.dtype == planned]
+            one = _figures([row for row in own if row.dtype == dtype], plain)
+            if one is not None:
+                found[stage.stage, kind, backend] = one
+    return found
+
+
+def _figures(own: list[Row], planned: list[Row]) -> Figures | None:
+    """Calls that the backend does not serve take as long as without it."""
+    plain = {
+        row.call.title: row.time.median * row.call.weight
+        for row in planned
+        if row.verdict == "reference" and row.time is not None
+    }
+    if not plain or not own:
+        return None
+    gains = {row.call.title: row.speedup for row in own if row.speedup and row.verdict != "not served"}
+    total = sum(seconds / gains.get(title, 1.0) for title, seconds in plain.items())
+    shares = [(row.share_of_peak, row.time.median * row.call.weight) for row in own if row.time is not None]
+    known = [(share, seconds) for share, seconds in shares if share is not None]
+    whole = sum(seconds for _, seconds in known)
+    share = sum(share * seconds for share, seconds in known) / whole if whole else None
+    return Figures(sum(plain.values()) / total, max(row.error or 0.0 for row in own), share)
 
 
 def _ranked(rows: Iterable[Row]) -> dict[Key, tuple[Rank, ...]]:

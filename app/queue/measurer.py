@@ -25,7 +25,7 @@ TICK_SECONDS = 0.2
 class Measurer:
     """turn: while entered, the worker makes no clip. patience: seconds that a stop may take, and to start a worker.
 
-    `on_done` is called after each that was finished, by the measuring thread.
+    `on_change` is called, by the measuring thread, when one begins and when it is over.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Measurer:
         self._state = Measuring()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.on_done: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         keeper.on_measuring = self._hear
 
     @property
@@ -71,6 +71,7 @@ class Measurer:
     # -- the thread --
 
     def _run(self, ask: MeasureAsk) -> None:
+        self.on_change()
         try:
             with self._turn():
                 if self._stop.is_set():
@@ -78,13 +79,13 @@ class Measurer:
                 self._put(state="running", text="starting")
                 result = self._measure(ask)
             self._put(state="done", fraction=1.0, text="done", result=result)
-            self.on_done()
         except Cancelled as error:
             self._put(state="stopped", text=str(error), error="")
         except KinetileError as error:
             self._put(state="failed", error=str(error))
         except Exception as error:
             self._put(state="failed", error=f"It can't be measured for a reason nobody foresaw ({error}).")
+        self.on_change()
 
     def _measure(self, ask: MeasureAsk) -> dict[str, object]:
         worker = self._keeper.start()

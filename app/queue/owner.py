@@ -79,7 +79,7 @@ class LocalService(Service):
         self._dispatcher.housekeeping = self._purge
         patient = self._patience
         self._measurer = Measurer(self._keeper, self._dispatcher.turn, patient.cancel, patient.start)
-        self._measurer.on_done = self._use_readouts
+        self._measurer.on_change = self._use_readouts
         self._keeper.on_status = self._tell_status
         if warm:
             self._keeper.start()

@@ -21,15 +21,18 @@ from app.request import AccelPreferences, GenerationRequest
 from app.ui.accelerate_view import BELOW, CHOICES, GROUPS, machine_html, table_html
 from app.ui.context import Context, TabParts, told
 from app.ui.endpoints import add_endpoints
+from app.ui.readouts import Readouts
 from app.ui.rows import HEARD, actions, read_data
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What this browser tab shows: the newest finished clip that is counted in, and the preferences."""
+    """What this browser tab shows: the newest finished clip that is counted in, the preferences, and the newest
+    measurement and its state."""
 
     last: int = -1
     preferences: AccelPreferences | None = None
+    measured: tuple[int, str] = (0, "none")
 
 
 def build(context: Context) -> TabParts:
@@ -43,18 +46,28 @@ def build(context: Context) -> TabParts:
     table = actions('<p class="kt-quiet">Looking at this machine …</p>', elem_id="kt-accelerators")
     gr.HTML(
         '<p class="kt-quiet">Switches are kept and act on the next clip. Automatic chooses the fastest exact backend '
-        "that this machine has proved; approximate ones are used only when you switch them on.</p>",
+        "that this machine has proved; approximate ones are used when you switch them on, or when a full benchmark "
+        "found them faster and their clips alike.</p>",
         apply_default_css=False,
     )
     rest = gr.HTML("", apply_default_css=False, elem_id="kt-machine-rest")
 
-    tab = _Tab(context)
+    readouts = Readouts(context, model)
+    measured = readouts.build()
+    tab = _Tab(context, readouts)
     shown = [seen, table, problem]
-    context.version.change(tab.refresh, [seen, model], shown, trigger_mode="always_last", **HEARD)
+    context.version.change(tab.refresh, [seen, model], [*shown, *measured], trigger_mode="always_last", **HEARD)
     model.change(told(tab.show), [model], shown, **HEARD)
     table.click(told(tab.switch), [model], shown, **HEARD)
     tab.add_endpoints()
-    return TabParts(on_load=[(lambda: tab.load(models[0][1]), shown), (tab.machine, [machine, rest])])
+    first = models[0][1]
+    return TabParts(
+        on_load=[
+            (lambda: tab.load(first), shown),
+            (tab.machine, [machine, rest]),
+            (lambda: readouts.show(first), measured),
+        ]
+    )
 
 
 @dataclass
@@ -62,6 +75,7 @@ class _Tab:
     """The events' functions; each returns what this tab has seen, the table, and a problem or nothing."""
 
     context: Context
+    readouts: Readouts
 
     def load(self, model: str) -> list[Any]:
         """What a page shows that was just opened."""
@@ -74,7 +88,7 @@ class _Tab:
         """The table for a model as things stand."""
         preferences = self.context.service.preferences()
         rows = self.rows(model)
-        return [Seen(self._last(), preferences), table_html(rows, preferences), ""]
+        return [self._seen(), table_html(rows, preferences), ""]
 
     def rows(self, model: str) -> tuple[Accelerator, ...]:
         """Every backend for clips of the model's usual size, under the stored preferences."""
@@ -83,14 +97,20 @@ class _Tab:
         return service.accelerators(with_preferences(request, service.preferences()))
 
     def refresh(self, seen: Seen, model: str) -> list[Any]:
-        """After a clip ended, or a switch was moved in another browser."""
-        if seen == Seen(self._last(), self.context.service.preferences()):
-            return [gr.skip(), gr.skip(), gr.skip()]
-        return self.load(model)
+        """After a clip ended, a switch was moved in another browser, or a measurement began or ended."""
+        now = self._seen()
+        if seen == now:
+            return [gr.skip()] * 9
+        measured = self.readouts.show(model) if seen.measured != now.measured else [gr.skip()] * 6
+        if (seen.last, seen.preferences) == (now.last, now.preferences) and now.measured[1] != "done":
+            return [now, gr.skip(), gr.skip(), *measured]
+        return [*self.load(model), *measured]
 
-    def _last(self) -> int:
-        newest = self.context.service.history(limit=1, states=("done",)).jobs
-        return newest[0].id if newest else -1
+    def _seen(self) -> Seen:
+        service = self.context.service
+        newest = service.history(limit=1, states=("done",)).jobs
+        state = service.measuring()
+        return Seen(newest[0].id if newest else -1, service.preferences(), (state.number, state.state))
 
     def switch(self, model: str, event: gr.EventData) -> list[Any]:
         """A switch was moved. What can't be is refused with its sentence, and nothing changes."""

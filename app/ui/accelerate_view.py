@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from accel.readouts import words
 from app.answers import Accelerator
 from app.request import AccelPreferences
 from app.ui.context import escaped, plural, sentences_html
@@ -89,6 +90,9 @@ def counts_of(row: Accelerator) -> str:
     return f"{row.served:,} of {plural(row.calls, 'call')}" + (f", {fallen:,} fell back" if fallen else "")
 
 
+COLUMNS = ("Backend", "State", "Why", "Speed-up", "Error", "Of peak", "Last clip", "Switch")
+
+
 def table_html(rows: Sequence[Accelerator], preferences: AccelPreferences) -> str:
     """Every backend by setting, and the other choices."""
     groups = "".join(
@@ -96,7 +100,7 @@ def table_html(rows: Sequence[Accelerator], preferences: AccelPreferences) -> st
         for setting in GROUPS
         if any(row.setting == setting for row in rows)
     )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("Backend", "State", "Why", "Last clip", "Switch"))
+    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     return (
         f'<table class="kt-accel"><thead><tr>{head}</tr></thead>{groups}</table>'
         f'<div class="kt-choices">{"".join(_choice(name, preferences) for name in CHOICES)}</div>'
@@ -108,7 +112,7 @@ def _group(setting: str, rows: Sequence[Accelerator], preferences: AccelPreferen
     automatic = getattr(preferences, setting) == "auto"
     switch = _switch(automatic, f"{title}: choose automatically", "automatic", setting=setting, name="")
     head = (
-        f'<tr class="kt-group"><th scope="rowgroup" colspan="4">{escaped(title)} '
+        f'<tr class="kt-group"><th scope="rowgroup" colspan="{len(COLUMNS) - 1}">{escaped(title)} '
         f'<span class="kt-quiet">{escaped(meaning)}</span></th>'
         f'<td class="kt-switch-cell"><span class="kt-quiet">automatic</span>{switch}</td></tr>'
     )
@@ -128,9 +132,20 @@ def _row(row: Accelerator, title: str) -> str:
         f'<td class="kt-state-cell"><span><span class="kt-mark" aria-hidden="true">{MARKS[state.look]}</span>'
         f"<span>{escaped(state.words)}</span></span></td>"
         f'<td class="kt-why">{escaped(reasons)}</td>'
+        f"{_measured(row)}"
         f'<td class="kt-count{"" if row.calls else " kt-none"}">{escaped(counts_of(row))}</td>'
         f'<td class="kt-switch-cell">{switch}</td></tr>'
     )
+
+
+def _measured(row: Accelerator) -> str:
+    """What readouts say: cells that are empty where nothing was measured."""
+    if row.speedup is None:
+        return '<td class="kt-figure kt-none">–</td>' * 3
+    error = words.NOTHING if row.error is None else f"{row.error:.1e}"
+    share = words.NOTHING if row.share_of_peak is None else f"{row.share_of_peak:.0%}"
+    cells = (("Speed-up", words.ratio(row.speedup)), ("Error", error), ("Of peak", share))
+    return "".join(f'<td class="kt-figure" data-of="{name}">{escaped(text)}</td>' for name, text in cells)
 
 
 def _switch(on: bool, label: str, do: str, disabled: bool = False, **data: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import accel
 from accel import doctor
 from accel.backends import backends
-from accel.readouts import store
+from accel.readouts import ranking, store
 from accel.types import Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
 from app.engine import acceleration, loading
@@ -90,6 +90,8 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
     described = acceleration.traits(family.folder, *_size(request), home.cache)
     wishes = acceleration.preferences_of(request)
     plan = acceleration.plan_for(described, wishes, acceleration.readouts(described, family.name, home.cache))
+    results = store.load(acceleration.machine(), acceleration.results_in(home.cache)).current
+    measured = ranking.figures(results, described)
     rows = []
     for setting, stage, kind in SETTINGS:
         engaged = plan.stage(stage)
@@ -99,6 +101,7 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
         for item in backends(kind):
             name = item.name
             on = choice.engaged == name or (item.reference and choice.engaged == "stock")
+            figures = measured.get((stage, kind, name))
             refusals = () if on else _refusals(described, replace(wishes, **{setting: name}))
             rows.append(
                 Accelerator(
@@ -111,6 +114,7 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                     forced=on and choice.requested != "auto",
                     exact=item.exact,
                     reference=item.reference,
+                    **({} if figures is None else asdict(figures)),
                 )
             )
     return tuple(rows)

@@ -152,3 +152,32 @@ def test_figures_in_both_dtypes_decide_the_dtype(tmp_path: Path) -> None:
         busy = make_plan(machine("zen3", tmp_path), model(), readouts=noisy)
         assert engaged(busy, "tr.dtype") == "float32", "sums of times on a busy machine decide nothing"
         assert "measured on this machine: its calls take" in found.stage("transformer").dtype.reasons[0]  # type: ignore[union-attr]
+
+
+# -- figures for the page --
+
+
+def test_figures_of_a_backend_over_all_its_calls() -> None:
+    rows = [
+        row("sdpa", 1.0, speedup=1.0, share_of_peak=0.2), row("sdpa", 5.0, speedup=1.0, call=OTHER, share_of_peak=0.4),
+        row("x", 0.5, gain=2.0, speedup=2.0, share_of_peak=0.5, error=1e-3),
+        row("x", 5.0, gain=1.0, speedup=1.0, call=OTHER, verdict="not served", error=2e-3),
+    ]  # fmt: skip
+    results = measured(model(), *rows, dtypes={"transformer": "float32"})
+    found = ranking.figures(results, model())
+    own = found["transformer", "attention", "x"]
+    assert own.speedup == pytest.approx((10 + 5) / (5 + 5))
+    assert (own.error, own.share_of_peak) == (2e-3, 0.5)
+    plain = found["transformer", "attention", "sdpa"]
+    assert plain.speedup == 1.0
+    assert plain.share_of_peak == pytest.approx((0.2 * 10 + 0.4 * 5) / 15)
+    assert ranking.figures(results, model(700)) == {}
+    assert ranking.figures(None, model()) == {}
+
+
+def test_a_full_measurement_counts_more_than_a_newer_quick_one() -> None:
+    full, quick = (measured(model(), row("sdpa", ms), quick=quick, when=when).measurements[0] for ms, quick, when in (
+        (1.0, False, "2026"), (9.0, True, "2027")
+    ))  # fmt: skip
+    both = Results(Place("f", "here", {}), measurements=(quick, full))
+    assert for_model(both, model()).of("transformer", "attention", "float32", "cpu")[0].seconds == pytest.approx(1e-2)

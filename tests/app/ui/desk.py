@@ -18,6 +18,7 @@ from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration import summary
 from app.errors import CannotRunError, UsageError
 from app.estimate import Estimate, MemoryNeed
+from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
 from app.paths import Home
 from app.queue.jobs import ENDED, History, Job, JobQueue, JobSpec, JobState, Removal
@@ -45,6 +46,9 @@ class Desk(Service):
         self.progress: JobProgress | None = None
         self.served: dict[tuple[str, str], tuple[int, int]] = {}
         self.cancelled: list[int] = []
+        self.asked: list[MeasureAsk] = []
+        self.state = Measuring()
+        self.results: dict[str, Any] | None = None
         self.version = 1
         self._machine: Machine | None = None
         self._preferences = AccelPreferences()
@@ -155,6 +159,20 @@ class Desk(Service):
         except CannotRunError as error:
             return (str(error),)
         return ()
+
+    def readouts(self) -> dict[str, Any]:
+        return {"results": self.results, "stale": [], "problems": []}
+
+    def measure(self, ask: MeasureAsk) -> int:
+        self.asked.append(ask)
+        self.state = Measuring(len(self.asked), ask.kind, "running", 0.25, "the machine's peak")
+        return self.state.number
+
+    def measuring(self) -> Measuring:
+        return self.state
+
+    def stop_measuring(self) -> None:
+        self.state = dataclasses.replace(self.state, state="stopped", text="Stopped.")
 
     def preferences(self) -> AccelPreferences:
         return self._preferences
