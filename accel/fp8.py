@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from accel.backends.runtime import Refused
 
@@ -36,13 +37,16 @@ def quantise_rows(x: torch.Tensor, form: torch.dtype) -> tuple[torch.Tensor, tor
     return _scaled(x.float(), form, (-1,))
 
 
-def quantise_heads(x: torch.Tensor, kv_heads: int, form: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_heads(
+    x: torch.Tensor, kv_heads: int, form: torch.dtype, width: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` (batch, tokens, heads, head_dim) in `form`, and float32 scales (batch, kv_heads), as attention kernels take
-    them: query heads that share a key head share its scale. Plain torch."""
+    them: query heads that share a key head share its scale. `width`, where given, is what each head is filled up to
+    with zeros. Plain torch."""
     batch, tokens, heads, size = x.shape
-    grouped = x.float().view(batch, tokens, kv_heads, heads // kv_heads, size)
-    quantised, scales = _scaled(grouped, form, (1, 3, 4))
-    return quantised.view(x.shape), scales.view(batch, kv_heads)
+    wide = F.pad(x.float(), (0, (width or size) - size))
+    quantised, scales = _scaled(wide.view(batch, tokens, kv_heads, heads // kv_heads, -1), form, (1, 3, 4))
+    return quantised.view(batch, tokens, heads, -1), scales.view(batch, kv_heads)
 
 
 def _scaled(wide: torch.Tensor, form: torch.dtype, over: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

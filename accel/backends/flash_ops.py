@@ -62,9 +62,14 @@ def capability(device: Any) -> tuple[int, int]:
 
 def why_not_call(call: AttentionCall, dtypes: tuple[str, ...]) -> str:
     """Why this one call can't be served, as one sentence; empty when it can."""
+    if capability(call.query.device) != (9, 0):
+        return f"the tensors are on {call.query.device}, this kernel runs on compute capability 9.0"
+    return why_not_form(call, dtypes) or why_not_head(call.query.shape[3])
+
+
+def why_not_form(call: AttentionCall, dtypes: tuple[str, ...]) -> str:
+    """What kernels of this kind take, whoever made them: one dtype, no mask, key heads that divide the query's."""
     query, key, value = call.query, call.key, call.value
-    if capability(query.device) != (9, 0):
-        return f"the tensors are on {query.device}, this kernel runs on compute capability 9.0"
     dtype = str(query.dtype).removeprefix("torch.")
     if dtype not in dtypes:
         return f"{dtype} input, this kernel is used in {' and '.join(dtypes)}"
@@ -80,7 +85,7 @@ def why_not_call(call: AttentionCall, dtypes: tuple[str, ...]) -> str:
         return "causal attention with different query and key lengths"
     if value.shape[3] != query.shape[3]:
         return f"value heads of {value.shape[3]} beside query heads of {query.shape[3]}"
-    return why_not_head(query.shape[3])
+    return ""
 
 
 def attend(query: Any, key: Any, value: Any, scale: float, causal: bool, **descales: Any) -> Any:
