@@ -19,7 +19,7 @@ class Backend(Protocol):
 
     name: as typed in preferences ("sdpa", "sgl_amx"). title: as shown to a person ("PyTorch attention").
     exact: equal to the stock module up to the rounding of its dtype. Approximate backends (int8, fp8) are opt-in:
-    `auto` never takes them.
+    `auto` takes them only where readouts found them faster and this very model's clips alike.
     dtypes: dtypes the stage must run in for this backend to serve it.
     devices: torch device types it serves ("cpu", "cuda", "mps").
     reference: the stock path, which serves everything. Exactly one per kind.

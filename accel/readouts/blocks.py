@@ -1,5 +1,9 @@
-"""The block of a VAE's decoder that has most to multiply, with its arguments as a decode gives them: caches of earlier
-frames included, since a causal convolution that joins them runs another way than one that pads."""
+"""The parts of a VAE's decoder, each with its arguments as a decode gives them: caches of earlier frames included,
+since a causal convolution that joins them runs another way than one that pads.
+
+All of them, not the costliest alone: PyTorch runs small 3-D convolutions many times slower than large ones, so that
+parts with little to multiply can take most of the time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from accel.errors import AccelError
 
 LATENTS = 3
-"""Latent frames that are decoded to see it: the first two differ from all that follow."""
+"""Latent frames that are decoded to see them: the first two differ from all that follow."""
+
+CONVS = (nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,11 @@ class Block:
         return result
 
 
-def costliest(vae: Any, latents: torch.Tensor) -> tuple[Block, float]:
-    """The costliest of the decoder's blocks when `vae`, which has no weights, decodes `latents`; and its operations.
+def parts_of(vae: Any, latents: torch.Tensor) -> dict[str, Block]:
+    """Every part of the decoder that convolves, by its path, as `vae`, which has no weights, runs it for the last
+    latent frame of `latents`.
 
-    Raises AccelError for a decoder without such blocks.
+    Raises AccelError for a decoder without such parts.
     """
     seen: dict[nn.Module, Any] = {}
     before: dict[nn.Module, list[list[Any]]] = {}
@@ -73,15 +80,15 @@ def costliest(vae: Any, latents: torch.Tensor) -> tuple[Block, float]:
             before[module] = [list(value) for value in kwargs.values() if isinstance(value, list)]
 
     def prune(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Of a list of tensors that is passed through the whole decoder, keep those that this block used."""
+        """Of a list of tensors that is passed through the whole decoder, keep those that this part used."""
         names = [name for name, value in kwargs.items() if isinstance(value, list)]
         for name, old in zip(names, before.get(module, ()), strict=False):
             if any(isinstance(item, torch.Tensor) for item in old):
                 kept = [was if now is not was else None for was, now in zip(old, kwargs[name], strict=True)]
                 seen[module][1][name] = kept
 
-    hooks = []
-    for module in _blocks(vae.decoder):
+    listened, hooks = _parts(vae.decoder), []
+    for module in listened.values():
         hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
         hooks.append(module.register_forward_hook(prune, with_kwargs=True))
     try:
@@ -89,11 +96,10 @@ def costliest(vae: Any, latents: torch.Tensor) -> tuple[Block, float]:
     finally:
         for hook in hooks:
             hook.remove()
-    found = [Block(_bare(module), arguments) for module, arguments in seen.items()]
-    costs = [(block, block.flops()) for block in found]
-    if not costs:
+    found = {path: Block(_bare(module), seen[module]) for path, module in listened.items() if module in seen}
+    if not found:
         raise AccelError(f"{type(vae).__name__}'s decoder has no blocks of 3-D convolutions")
-    return max(costs, key=lambda item: item[1])
+    return found
 
 
 def _bare(module: nn.Module) -> nn.Module:
@@ -104,7 +110,10 @@ def _bare(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _blocks(decoder: nn.Module) -> list[nn.Module]:
-    """The parts of the decoder's own lists of blocks."""
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
-    return [block for one in lists for block in one if any(isinstance(item, nn.Conv3d) for item in block.modules())]
+def _parts(decoder: nn.Module) -> dict[str, nn.Module]:
+    """The decoder's children, and in the place of a list its items, as far as they convolve."""
+    found: dict[str, nn.Module] = {}
+    for name, child in decoder.named_children():
+        items = child.named_children() if isinstance(child, nn.ModuleList) else ()
+        found |= {f"{name}.{at}": item for at, item in items} or {name: child}
+    return {path: part for path, part in found.items() if any(isinstance(one, CONVS) for one in part.modules())}

@@ -1,9 +1,9 @@
-"""The calls that a model makes: attention, linears and a block of its VAE, with their real sizes, recorded on tensors
+"""The calls that a model makes: attention, linears and the parts of its VAE, with their real sizes, recorded on tensors
 that have shapes and no values.
 
 A transformer whose inputs are known here is called with such tensors, at no cost and without its weights. For any other
 the loaded pipeline is begun and stopped at the transformer's first call, whose arguments then tell the shapes. Text
-encoders are recorded for their linears, VAEs for the block of their decoder that has most to multiply.
+encoders are recorded for their linears, VAEs for the parts of their decoder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from accel.errors import AccelError
 from accel.linears import in_blocks
-from accel.readouts.blocks import LATENTS, Block, costliest
+from accel.readouts.blocks import LATENTS, Block, parts_of
 from accel.readouts.results import Call
 from accel.traits import text_tokens
 from accel.types import StageName
@@ -34,7 +34,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recorded:
-    """calls by stage, and the VAE's block behind the call of that title, without weights. notes: what could not be
+    """calls by stage, and the part of the VAE behind the call of that title, without weights. notes: what could not be
     recorded, a sentence each."""
 
     calls: tuple[Call, ...]
@@ -53,7 +53,7 @@ def record(pipeline: Any, size: Size, arguments: Arguments | None = None) -> Rec
     steps: dict[StageName, Callable[[], list[Call]]] = {
         "text_encoder": lambda: text_encoder(pipeline),
         "transformer": lambda: transformer(pipeline, size, arguments or {}),
-        "vae": lambda: vae_block(pipeline, size, blocks),
+        "vae": lambda: vae_parts(pipeline, size, blocks),
     }
     for stage, step in steps.items():
         if getattr(pipeline, stage, None) is None:
@@ -216,20 +216,22 @@ def _place(path: str) -> str:
 # -- VAE --
 
 
-def vae_block(pipeline: Any, size: Size, blocks: dict[str, Block]) -> list[Call]:
-    """The block of the decoder that has most to multiply, as it runs once for each latent frame."""
+def vae_parts(pipeline: Any, size: Size, blocks: dict[str, Block]) -> list[Call]:
+    """The parts of the decoder, each as it runs once for every latent frame."""
     vae = twin(pipeline.vae)
     width, height, frames = size
     space = getattr(pipeline, "vae_scale_factor_spatial", 0) or getattr(pipeline, "vae_spatial_compression_ratio", 8)
     time = getattr(pipeline, "vae_scale_factor_temporal", 0) or getattr(pipeline, "vae_temporal_compression_ratio", 4)
     latents = (frames - 1) // time + 1
     seen = torch.empty(1, _channels(vae), min(LATENTS, latents), height // space, width // space, device=META)
-    block, flops = costliest(vae, seen)
-    _, channels, depth, rows, columns = block.shape
-    title = f"{type(block.module).__name__}, {channels} channels, {depth} x {rows} x {columns}"
-    blocks[title] = block
-    sizes = {"channels": channels, "frames": depth, "height": rows, "width": columns}
-    return [Call("vae", "vae", title, sizes, flops, count=latents)]
+    calls = []
+    for path, block in parts_of(vae, seen).items():
+        _, channels, depth, rows, columns = block.shape
+        title = f"{path} ({type(block.module).__name__}), {channels} channels, {depth} x {rows} x {columns}"
+        blocks[title] = block
+        sizes = {"channels": channels, "frames": depth, "height": rows, "width": columns}
+        calls.append(Call("vae", "vae", title, sizes, block.flops(), count=latents))
+    return calls
 
 
 def _channels(vae: Any) -> int:

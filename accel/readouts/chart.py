@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from accel.readouts import words
-from accel.readouts.results import Row
+from accel.readouts.results import GAIN, Row
 
 Role = Literal["ink", "quiet", "paper", "win", "plain", "bad"]
 COLOURS: dict[Role, str] = {
@@ -87,7 +87,7 @@ def layout(rows: Iterable[Row], title: str) -> tuple[float, list[Item]]:
 def _role(row: Row) -> Role:
     if row.verdict in ("wrong", "failed"):
         return "bad"
-    return "win" if row.verdict == "faster" else "plain"
+    return "win" if row.verdict == "faster" and (row.speedup or 0.0) >= GAIN else "plain"
 
 
 def _told(row: Row) -> str:

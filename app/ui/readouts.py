@@ -28,6 +28,8 @@ from app.ui.rows import HEARD, actions, read_data, script
 AUTOMATIC, SWITCHED = "Automatic", "As switched above"
 PLAIN = {"Plain PyTorch, fp32": "float32", "Plain PyTorch, bf16": "bfloat16"}
 REFERENCE = next(iter(PLAIN))
+PROMPT = "a red ball bounces up and down"
+"""For clips of a benchmark, where the form has none: without a prompt there is no guidance."""
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Readouts:
             slider = gr.ImageSlider(show_label=False, interactive=False, elem_id="kt-slider", max_height=640)
         pair = gr.State(0)
         shown = [panel, results, compared, pictures, frame, pair]
-        panel.click(told(self.act), [self.model], shown, **HEARD)
+        panel.click(told(self.act), [self.model, *self.context.form.components], shown, **HEARD)
         panel.apply(self.show, [self.model], shown, **HEARD)
         self.model.change(self.show, [self.model], shown, **HEARD)
         compare.click(told(self.side_by_side), [first, second, *self.context.form.components], shown, **HEARD)
@@ -89,11 +91,13 @@ class Readouts:
             return [panel_html(Measuring(state="failed", error=str(error))), *[gr.skip()] * 5]
         return [panel_html(state), results_html(data, model), *self._compared(state)]
 
-    def act(self, model: str, event: gr.EventData) -> list[Any]:
-        """A button of the panel."""
+    def act(self, model: str, event: gr.EventData, *values: Any) -> list[Any]:
+        """A button of the panel. What is measured is the form's clip, where that is of this model."""
         match read_data(event).get("do"):
             case "quick" | "full" as pace:
-                self.context.service.measure(bench_of(model, pace == "quick"))
+                asked = self.context.form.read(*values)
+                request = asked if asked.model == model else GenerationRequest(model=model)
+                self.context.service.measure(bench_of(request, pace == "quick"))
             case "cancel":
                 self.context.service.stop_measuring()
         return [panel_html(self.context.service.measuring()), *[gr.skip()] * 5]
@@ -125,9 +129,10 @@ class Readouts:
     def add_endpoints(self) -> None:
         """Register the endpoints on the page that is being built."""
 
-        def benchmark(model: str = "starter", quick: bool = True) -> int:
-            """Measure every backend at a model's own calls, then clips. Returns the measurement's number at once."""
-            return self.context.service.measure(bench_of(model, quick))
+        def benchmark(request: dict[str, Any] | None = None, quick: bool = True) -> int:
+            """Measure every backend at the calls of a clip's model (fields as for /generate; {} is the starter's usual
+            clip), then clips. Returns the measurement's number at once."""
+            return self.context.service.measure(bench_of(parse_request(request or {}, "request"), quick))
 
         def compare_plans(
             request: dict[str, Any], left: dict[str, Any] | None = None, right: dict[str, Any] | None = None
@@ -153,11 +158,10 @@ class Readouts:
         add_endpoints(benchmark, compare_plans, measuring, measuring_stop, readouts)
 
 
-def bench_of(model: str, quick: bool) -> MeasureAsk:
-    """A benchmark of a model at its usual size."""
-    family = family_for(model)
-    prompt = "a red ball bounces up and down"
-    return MeasureAsk("bench", family.normalise(GenerationRequest(model=family.name, prompt=prompt)).request, quick)
+def bench_of(request: GenerationRequest, quick: bool) -> MeasureAsk:
+    """A benchmark of the request's model at its size. Raises UsageError."""
+    plain = request.model_copy(update={"accel": AccelPreferences(), "count": 1, "prompt": request.prompt or PROMPT})
+    return MeasureAsk("bench", family_for(plain.model).normalise(plain).request, quick)
 
 
 def comparison_of(request: GenerationRequest, plans: Sequence[AccelPreferences], names: Sequence[str]) -> MeasureAsk:

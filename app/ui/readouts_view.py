@@ -33,7 +33,10 @@ def panel_html(state: Measuring) -> str:
     elif state.state == "stopped":
         told = sentences_html([state.text])
     buttons = button("Run quick benchmark", "quick", look="strong") + button("Run full benchmark", "full")
-    about = "Quick takes under a minute for the starter; full some minutes, and compares clips of 20 prompts."
+    about = (
+        "At the size and steps of the clip in Create. Quick takes under a minute for the starter; full some minutes, "
+        "and compares clips of 20 prompts."
+    )
     return f'{told}<div class="kt-buttons">{buttons}</div><p class="kt-quiet">{about}</p>'
 
 

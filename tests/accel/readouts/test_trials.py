@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from accel.backends import backend
-from accel.readouts.blocks import costliest
+from accel.readouts.blocks import parts_of
 from accel.readouts.results import Call, limit
 from accel.readouts.trials import ROWS, NotTakenError, Trial
 from tests import builders
@@ -92,22 +92,24 @@ def test_a_linear_that_a_backend_leaves_alone_says_why() -> None:
         Trial(outside, "float32", "cpu").candidate(backend("linear", "dynamic_int8"))
 
 
-def test_a_block_of_a_vae_through_torch_and_through_onednn() -> None:
+@pytest.mark.parametrize("path", ["conv_in", "mid_block", "up_blocks.1", "conv_out"])
+def test_parts_of_a_vae_through_torch_and_through_onednn(path: str) -> None:
     vae = builders.wan().vae
     with torch.device("meta"):
         blank = type(vae).from_config(vae.config).eval()
-    block, flops = costliest(blank, torch.empty(1, 8, 3, 4, 4, device="meta"))
+    block = parts_of(blank, torch.empty(1, 8, 3, 4, 4, device="meta"))[path]
     _, channels, frames, height, width = block.shape
     sizes = {"channels": channels, "frames": frames, "height": height, "width": width}
-    trial = Trial(Call("vae", "vae", "block", sizes, flops), "float32", "cpu", block)
+    call = Call("vae", "vae", "block", sizes, block.flops())
+    trial = Trial(call, "float32", "cpu", block)
     with torch.inference_mode():
         for name in ("stock", "direct_conv3d"):
             found = trial.candidate(backend("vae", name))
             error = trial.error(found.run())
-            print(f"{name}: {error:.1e}")
+            print(f"{path}, {name}: {error:.1e}")
             assert error < limit(True, "float32")
             found.close()
             if found.tally is not None:
                 assert found.tally.served_calls > 0
     with pytest.raises(ValueError, match="the module behind 'block' is needed"):
-        Trial(Call("vae", "vae", "block", sizes, flops), "float32", "cpu")
+        Trial(call, "float32", "cpu")

@@ -20,6 +20,7 @@ from app.paths import Home
 from app.request import AccelPreferences, GenerationRequest
 from app.ui.accelerate_view import table_html
 from app.ui.context import Context
+from app.ui.form import values_of
 from app.ui.readouts import AUTOMATIC, REFERENCE, SWITCHED, Readouts, bench_of, comparison_of, frame_of, plan_of
 from app.ui.readouts_view import compared_html, panel_html, results_html
 from tests.accel.readouts.planted import row
@@ -125,7 +126,9 @@ def test_a_comparison_is_one_clip_under_two_plans_and_no_other() -> None:
     request = GenerationRequest(prompt="a ball", count=4, accel=AccelPreferences(linear="dynamic_int8"))
     ask = comparison_of(request, (plan_of(REFERENCE, request.accel), AccelPreferences()), ("a", "b"))
     assert (ask.request.count, ask.request.accel, ask.request.width) == (1, AccelPreferences(), 256)
-    assert bench_of("starter", True).request.steps == 20
+    bench = bench_of(GenerationRequest(accel=AccelPreferences(linear="dynamic_int8")), True)
+    assert (bench.request.steps, bench.request.accel) == (20, AccelPreferences())
+    assert bench.request.prompt, "guidance needs one"
 
 
 def test_frames_are_looked_at_one_by_one(tmp_path: Path) -> None:
@@ -145,13 +148,16 @@ def test_frames_are_looked_at_one_by_one(tmp_path: Path) -> None:
 
 
 def test_events_ask_the_service(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Readouts(Context(desk, desk.home), None)
+    context = Context(desk, desk.home)
+    part = Readouts(context, None)
     monkeypatch.setattr("app.ui.readouts.read_data", lambda event: event)
-    panel = part.act("starter", {"do": "quick"})[0]
+    values = values_of(GenerationRequest(prompt="a boat", steps=7)).values()
+    panel = part.act("starter", {"do": "quick"}, *values)[0]
     assert desk.asked[0].quick
+    assert (desk.asked[0].request.prompt, desk.asked[0].request.steps) == ("a boat", 7)
     assert "the machine&#x27;s peak" in panel
     assert part.progress()["percent"] == 25
-    part.act("starter", {"do": "cancel"})
+    part.act("starter", {"do": "cancel"}, *values)
     assert part.progress()["over"]
     desk.results = results().to_dict()
     shown = part.show("starter")
@@ -215,7 +221,7 @@ def test_two_plans_of_the_forms_clip_stand_in_a_slider(tab: Tab, served: Served)
 
 def test_a_quick_benchmark_through_its_endpoint_shows_on_the_page(served: Served, tab: Tab) -> None:
     tab.show("Accelerate")
-    assert served.client().predict("starter", True, api_name="/benchmark") >= 1
+    assert served.client().predict({**SMALL, "prompt": "a ball"}, True, api_name="/benchmark") >= 1
     tab.page.locator("#kt-measure").get_by_role("progressbar").wait_for(timeout=PATIENCE)
     state = wait_until_over(served)
     assert state["state"] == "done", state["error"]
@@ -232,4 +238,4 @@ def test_what_can_not_be_compared_is_refused_by_its_endpoint(served: Served) -> 
     with pytest.raises(Exception, match="two different plans"):
         client.predict({"prompt": "a ball"}, {}, {}, api_name="/compare_plans")
     with pytest.raises(Exception, match="nonsense"):
-        client.predict("nonsense", True, api_name="/benchmark")
+        client.predict({"model": "nonsense"}, True, api_name="/benchmark")
