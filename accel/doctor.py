@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accel import advice, precision, threads
+from accel import advice, precision
 from accel.backends import REGISTRY, amx_attention, amx_bf16, amx_int8, backend, reference
 from accel.plan import make_plan
 from accel.probe import PATIENCE, probe
@@ -207,9 +207,8 @@ def _use(plan: Plan) -> list[str]:
         lines += [f"  {_capital(reason)}." for reason in _reasons(stage)]
     if any(precision.ROUNDING in stage.dtype.reasons for stage in plan.stages):
         lines.append(f"{_capital(precision.ROUNDING)}.")
-    lines.append(
-        f"Threads: {plan.threads.engaged} ({'; '.join(plan.threads.reasons)}). {_capital(threads.WAITING_REASON)}."
-    )
+    counted, waiting = "; ".join(plan.threads.reasons), _capital("; ".join(plan.waiting.reasons))
+    lines.append(f"Threads: {plan.threads.engaged} ({counted}). {waiting}.")
     return lines
 
 
@@ -247,7 +246,8 @@ def _capital(text: str) -> str:
 
 
 def _missing(machine: Machine) -> list[str]:
-    lines = [f"{gpu.name} is not used: {gpu.usable.reason}." for gpu in machine.gpus if gpu.usable.value is not True]
+    unused = [f"{gpu.name} is not used: {gpu.usable.reason}." for gpu in machine.gpus if gpu.usable.value is not True]
+    lines = list(dict.fromkeys(unused))  # four of a kind are told once
     for package in machine.packages.values():
         if package.name in ("torch", "diffusers") and not package.installed:
             lines.append(f"{package.name} is not installed: `pip install {package.distribution}`.")

@@ -67,8 +67,10 @@ def make_plan(
     stages = tuple(planner.stage(stage, gpu, device, workers) for stage in traits.stages)
     if planner.refusals:
         raise PlanError(list(dict.fromkeys(planner.refusals)))
-    waiting = Choice("process", "waiting", AUTO, threads.WAITING, (threads.WAITING_REASON,))
-    return Plan(traits.family, stages, workers, waiting, threads.environment(machine, int(workers.engaged)))
+    count = int(workers.engaged)
+    way = threads.waiting_for(count)
+    waiting = Choice("process", "waiting", AUTO, way, (threads.WAITING_REASONS[way],))
+    return Plan(traits.family, stages, workers, waiting, threads.environment(machine, count))
 
 
 @dataclass

@@ -22,23 +22,34 @@ WIDEST = 8192
 """Columns of a row that one program holds at a time."""
 
 
+# Annotations of kernels are compiled too: only names inside `tl` may stand there.
+
+
 @triton.jit
-def _finite_size(x: Any) -> Any:
+def _finite_size(x: tl.tensor) -> tl.tensor:
     """Magnitudes; 0 for what is not finite."""
     size = tl.abs(x)
     return tl.where(size < float("inf"), size, 0.0)
 
 
 @triton.jit
-def _cast(x: Any, factor: Any, most: tl.constexpr, like: Any) -> Any:
+def _cast(x: tl.tensor, factor: tl.tensor, most: tl.constexpr, like: tl.tensor) -> tl.tensor:
     scaled = tl.minimum(tl.maximum(x * factor, -most), most)
     scaled = tl.where(tl.abs(x) < float("inf"), scaled, float("nan"))
     return scaled.to(like.dtype.element_ty)
 
 
 @triton.jit
-def _rows(x: Any, out: Any, scales: Any, stride: Any, columns: tl.constexpr, most: tl.constexpr, least: tl.constexpr,
-          block: tl.constexpr) -> None:  # fmt: skip
+def _rows(
+    x: tl.tensor,
+    out: tl.tensor,
+    scales: tl.tensor,
+    stride: tl.tensor,
+    columns: tl.constexpr,
+    most: tl.constexpr,
+    least: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     largest = tl.zeros((block,), dtype=tl.float32)
@@ -55,8 +66,19 @@ def _rows(x: Any, out: Any, scales: Any, stride: Any, columns: tl.constexpr, mos
 
 
 @triton.jit
-def _largest(x: Any, largest: Any, tokens: Any, of_batch: Any, of_token: Any, of_head: Any, kv_heads: Any, group: Any,
-             size: tl.constexpr, wide: tl.constexpr, block: tl.constexpr) -> None:  # fmt: skip
+def _largest(
+    x: tl.tensor,
+    largest: tl.tensor,
+    tokens: tl.tensor,
+    of_batch: tl.tensor,
+    of_token: tl.tensor,
+    of_head: tl.tensor,
+    kv_heads: tl.tensor,
+    group: tl.tensor,
+    size: tl.constexpr,
+    wide: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     token = tl.program_id(1).to(tl.int64) * block + tl.arange(0, block)
     column = tl.arange(0, wide)
@@ -68,9 +90,24 @@ def _largest(x: Any, largest: Any, tokens: Any, of_batch: Any, of_token: Any, of
 
 
 @triton.jit
-def _heads(x: Any, out: Any, largest: Any, scales: Any, tokens: Any, of_batch: Any, of_token: Any, of_head: Any,
-           heads: Any, kv_heads: Any, group: Any, size: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-           most: tl.constexpr, least: tl.constexpr) -> None:  # fmt: skip
+def _heads(
+    x: tl.tensor,
+    out: tl.tensor,
+    largest: tl.tensor,
+    scales: tl.tensor,
+    tokens: tl.tensor,
+    of_batch: tl.tensor,
+    of_token: tl.tensor,
+    of_head: tl.tensor,
+    heads: tl.tensor,
+    kv_heads: tl.tensor,
+    group: tl.tensor,
+    size: tl.constexpr,
+    wide: tl.constexpr,
+    block: tl.constexpr,
+    most: tl.constexpr,
+    least: tl.constexpr,
+) -> None:
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     token = tl.program_id(1).to(tl.int64) * block + tl.arange(0, block)
     column = tl.arange(0, wide)

@@ -84,11 +84,20 @@ def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
     environ = {"OMP_NUM_THREADS": "1"}
     assert threads.apply(found, environ) == []
     assert environ["OMP_NUM_THREADS"] == "1"
-    assert threads.WAITING_ENVIRONMENT[threads.WAITING].items() <= environ.items()
+    assert threads.WAITING_ENVIRONMENT["brief"].items() <= environ.items()
     assert "OMP_NUM_THREADS" not in environ[APPLIED].split(",")
     before = dict(environ)
     threads.apply(found, environ)
     assert environ == before
+
+
+@pytest.mark.parametrize(("count", "way"), [(1, "brief"), (4, "brief"), (5, "patient"), (112, "patient")])
+def test_many_threads_spin_longer(count: int, way: str, tmp_path: Path) -> None:
+    found = machine("sapphire-rapids", tmp_path)
+    assert threads.WAITING_ENVIRONMENT[way].items() <= threads.environment(found, count).items()
+    plan = make_plan(found, model(), Preferences(threads=str(count)))
+    (waiting,) = [choice for choice in plan.choices() if choice.setting == "waiting"]
+    assert (waiting.engaged, waiting.reasons) == (way, (threads.WAITING_REASONS[way],))
 
 
 def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
