@@ -103,6 +103,7 @@ def _heads(
     kv_heads: tl.tensor,
     group: tl.tensor,
     size: tl.constexpr,
+    width: tl.constexpr,
     wide: tl.constexpr,
     block: tl.constexpr,
     most: tl.constexpr,
@@ -117,8 +118,8 @@ def _heads(
     shared = batch * kv_heads + head // group
     scale = tl.maximum(tl.load(largest + shared), least) / most
     tl.store(scales + shared, scale)  # every program of the head writes the same number
-    target = out + ((batch * tokens + token[:, None]) * heads + head) * size + column[None, :]
-    tl.store(target, _cast(values, 1.0 / scale, most, out), mask=inside)
+    target = out + ((batch * tokens + token[:, None]) * heads + head) * width + column[None, :]
+    tl.store(target, _cast(values, 1.0 / scale, most, out), mask=(token < tokens)[:, None] & (column < width)[None, :])
 
 
 def quantise_rows(x: torch.Tensor, form: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,17 +132,22 @@ def quantise_rows(x: torch.Tensor, form: torch.dtype) -> tuple[torch.Tensor, tor
     return out, scales
 
 
-def quantise_heads(x: torch.Tensor, kv_heads: int, form: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_heads(
+    x: torch.Tensor, kv_heads: int, form: torch.dtype, width: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As `fp8.quantise_heads`, for any strides but the last, which is 1."""
     batch, tokens, heads, size = x.shape
-    out = torch.empty(x.shape, dtype=form, device=x.device)
+    width = width or size
+    out = torch.empty((*x.shape[:3], width), dtype=form, device=x.device)
     largest = torch.zeros(batch, kv_heads, dtype=torch.float32, device=x.device)
     scales = torch.empty_like(largest)
     grid = (heads, triton.cdiv(tokens, TOKENS), batch)
     strides, group = x.stride()[:3], heads // kv_heads
-    shape = (size, triton.next_power_of_2(size), TOKENS)
+    shape = (size, width, triton.next_power_of_2(width), TOKENS)
     with _on(x):
-        _largest[grid](x, largest, tokens, *strides, kv_heads, group, *shape, num_warps=4)
+        _largest[grid](
+            x, largest, tokens, *strides, kv_heads, group, size, triton.next_power_of_2(size), TOKENS, num_warps=4
+        )
         _heads[grid](x, out, largest, scales, tokens, *strides, heads, kv_heads, group, *shape, _most(form), SMALLEST,
                      num_warps=4)  # fmt: skip
     return out, scales
