@@ -247,7 +247,7 @@ def within(call: Call, flops: float) -> Call:
     if part >= 1:
         return call
     name = {"attention": "heads", "linear": "rows", "vae": "height"}[call.kind]
-    least = {"attention": 1, "linear": 512, "vae": 32}[call.kind]
+    least = {"attention": 1, "linear": 512, "vae": 16}[call.kind]
     whole = call.sizes[name]
     kept = max(min(least, whole), int(whole * part))
     sizes = {**call.sizes, name: kept}

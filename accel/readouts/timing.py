@@ -16,7 +16,10 @@ SAMPLE = 2e-3
 """Seconds that one sample lasts at least: a shorter call is repeated in it, so that the clock's own cost vanishes."""
 
 LEAST, MOST = 7, 101
-"""Samples of each call: this many at least, however long they take, and never more than the other."""
+"""Samples of each call: this many at least, and never more than the other."""
+
+LONG, LEAST_OF_LONG = 2.0, 3
+"""Where all calls together take longer than so many seconds, so few samples may have to do."""
 
 CALM, ENOUGH = 0.02, 11
 """Quartiles this close together, relative to the median, after so many samples need no more of them."""
@@ -53,11 +56,13 @@ def interleave(
         wait()
         return (clock() - start) / repeats
 
-    end = clock() + seconds
+    begun = clock()
+    end = begun + seconds
     repeats = {name: max(1, math.ceil(SAMPLE / max(sample(call, 1), 1e-7))) for name, call in calls.items()}
     names, found = list(calls), {name: Samples() for name in calls}
+    least = LEAST if clock() - begun <= LONG else LEAST_OF_LONG
     for round_number in range(MOST):
-        if round_number >= LEAST and (clock() >= end or _calm(found, round_number)):
+        if round_number >= least and (clock() >= end or _calm(found, round_number)):
             break
         first = round_number % len(names)
         for name in names[first:] + names[:first]:

@@ -32,9 +32,9 @@ class Clock:
 
 def test_a_first_run_is_not_counted_and_rounds_take_turns() -> None:
     clock = Clock()
-    calls = {"a": clock.call("a", 9.0, 1.0), "b": clock.call("b", 5.0, 2.0)}
+    calls = {"a": clock.call("a", 0.9, 0.1), "b": clock.call("b", 0.5, 0.2)}
     samples = interleave(calls, 0.0, clock=clock)  # type: ignore[arg-type]
-    assert samples == {"a": [1.0] * LEAST, "b": [2.0] * LEAST}
+    assert samples == {"a": pytest.approx([0.1] * LEAST), "b": pytest.approx([0.2] * LEAST)}
     assert clock.order[:8] == ["a", "b", "a", "b", "b", "a", "a", "b"]
 
 
@@ -54,6 +54,12 @@ def test_the_time_ends_the_rounds_and_calm_samples_end_them_sooner() -> None:
     assert len(calm["a"]) == timing.ENOUGH
     long = interleave({"a": clock.call("a", *uneven)}, 1e9, clock=clock)  # type: ignore[dict-item]
     assert len(long["a"]) == MOST
+
+
+def test_few_samples_of_long_calls_have_to_do() -> None:
+    clock = Clock()
+    samples = interleave({"a": clock.call("a", 9.0)}, 0.0, clock=clock)  # type: ignore[dict-item]
+    assert samples == {"a": [9.0] * timing.LEAST_OF_LONG}
 
 
 def test_it_stops_when_told() -> None:
