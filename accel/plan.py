@@ -172,7 +172,7 @@ class _Planner:
             (f"{_setting(traits.stage, kind)}={item.name}", item.dtypes)
             for kind in KINDS[traits.stage]
             for item in self.registry
-            if item.kind == kind and item.name == self.wish(traits.stage, kind)
+            if item.kind == kind and item.name == self.named(traits, kind, self.wish(traits.stage, kind))
         ]
         return min(forced, key=lambda entry: len(entry[1]), default=None)
 
@@ -181,20 +181,35 @@ class _Planner:
     def wish(self, stage: StageName, kind: Kind) -> str:
         return str(getattr(self.wishes, _setting(stage, kind)))
 
+    def named(self, traits: StageTraits, kind: Kind, wish: str) -> str:
+        """The backend that a wish means: itself, but for `attention=fp8`, the first that this machine can run."""
+        if (kind, wish) != ("attention", policy.FP8):
+            return wish
+        known = [item for name in policy.FP8_ATTENTION for item in self.registry if item.name == name]
+        return next((item.name for item in known if not item.why_not(self.machine, traits)), wish)
+
     def backend(self, traits: StageTraits, kind: Kind, gpu: Gpu | None, place: str, dtype: str) -> Choice:
-        setting, wish = _setting(traits.stage, kind), self.wish(traits.stage, kind)
+        setting, asked = _setting(traits.stage, kind), self.wish(traits.stage, kind)
+        wish = self.named(traits, kind, asked)
         known = {item.name: item for item in self.registry if item.kind == kind}
         if wish == AUTO:
             return self.automatic(traits, kind, gpu, place, dtype, known)
-        if wish not in known and wish != STOCK:
+        if (kind, wish) == ("attention", policy.FP8):
+            told = [
+                f"{name}: {'; '.join(self.why_not(known[name], traits, place, dtype))}"
+                for name in policy.FP8_ATTENTION
+                if name in known
+            ]
+            self.refusals.append(f"attention=fp8 can't be used here: {'; '.join(told)}")
+        elif wish not in known and wish != STOCK:
             self.refusals.append(f"{setting}={wish} is not known, allowed are auto, {', '.join(sorted(known))}")
         elif wish in known:
             reasons = self.why_not(known[wish], traits, place, dtype)
             if reasons:
-                self.refusals.append(f"{setting}={wish} can't be used here: {'; '.join(reasons)}")
+                self.refusals.append(f"{setting}={asked} can't be used here: {'; '.join(reasons)}")
         approximate = wish in known and not known[wish].exact
         note = ("asked for", *(["approximate: the clip will differ slightly"] if approximate else []))
-        return Choice(traits.stage, kind, wish, wish, note)
+        return Choice(traits.stage, kind, asked, wish, note)
 
     def why_not(self, item: Backend, traits: StageTraits, place: str, dtype: str) -> list[str]:
         """Every reason against one backend for one stage."""

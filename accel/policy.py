@@ -122,6 +122,11 @@ RULES = (
     Rule("*", "vae", "*", ("stock",), UNKNOWN, "the reference"),
 )
 
+FP8 = "fp8"
+FP8_ATTENTION = ("fa3_fp8", "aiter_fmha_fp8", "aiter_mla_fp8")
+"""What `attention=fp8` stands for: the first of these that can run. aiter's FMHA neither pads heads nor asks for a
+multiple of 8 of them, so its MLA is for releases without."""
+
 COMPILE = (
     "compiling pays off only over many steps: a first run of a decoder took 65 s on 2 CPU cores; on an H200 compiled "
     "blocks took 2.18 s a forward against 2.65 s"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from accel.backends.aiter_bf16 import AiterBf16
+from accel.backends.aiter_fmha import AiterFmha
+from accel.backends.aiter_mla import AiterMla
 from accel.backends.amx_attention import AmxAttention
 from accel.backends.amx_bf16 import AmxBf16
 from accel.backends.amx_int8 import AmxInt8
@@ -22,6 +25,9 @@ REGISTRY: tuple[Backend, ...] = (
     AmxAttention(),
     Fa3(),
     Fa3Fp8(),
+    AiterBf16(),
+    AiterFmha(),
+    AiterMla(),
     StockLinear(),
     OneDnnBf16(),
     AmxBf16(),

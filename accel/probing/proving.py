@@ -24,6 +24,8 @@ PROCESSOR = ("torch", "fp32", "bf16", "packed_bf16", "fp16", "int8", "conv3d", "
 BF16_USERS = ("packed_bf16", "fp16", "int8", "threads")
 """Not tried once the bf16 product has killed its process: they reach for the same instructions."""
 
+AITER = ("aiter.flash_attn_func", "aiter.flash_attn_fp8_pertensor_func", "aiter.mla_prefill_ps_asm_fwd")
+
 OF_PACKAGE = {
     "sgl_kernel": (
         "sgl_kernel.weight_packed_linear",
@@ -32,11 +34,11 @@ OF_PACKAGE = {
         "sgl_kernel.fa3",
         "sgl_kernel.fa3_fp8",
     ),
-    "aiter": ("aiter.flash_attn_func",),
+    "aiter": AITER,
     "triton": ("triton.kernel", "triton.fp8_linear"),
 }
 
-SLOW = {"aiter.flash_attn_func": 300.0}
+SLOW = dict.fromkeys(AITER, 300.0)
 """Seconds that a task may need on its first run, because its package compiles kernels then."""
 
 TASK_SECONDS = 8.0

@@ -70,7 +70,7 @@ TOLD = [
         ["RTX 5090", "not usable, see below", "no sm_120 code", "pip install --force-reinstall torch", "on the CPU"],
     ),
     ("rtx4090-windows", ["i9-13900K", "NVIDIA GeForce RTX 4090 (sm_89"]),
-    ("mi300x", ["gfx942", "aiter 0.1.7.post2"]),
+    ("mi300x", ["gfx942", "aiter 0.1.12"]),
 ]
 
 

@@ -39,7 +39,9 @@ TASKS: dict[str, Callable[[], Result]] = {
     "sgl_kernel.fa3": lambda: kernels.attention("fa3", "bfloat16"),
     "sgl_kernel.fa3_fp8": lambda: kernels.attention("fa3_fp8", "fp8_attention"),
     "aiter": packages.aiter,
-    "aiter.flash_attn_func": packages.aiter_attention,
+    "aiter.flash_attn_func": lambda: kernels.attention("aiter_bf16", "bfloat16"),
+    "aiter.flash_attn_fp8_pertensor_func": lambda: kernels.attention("aiter_fmha_fp8", "fp8_attention"),
+    "aiter.mla_prefill_ps_asm_fwd": lambda: kernels.attention("aiter_mla_fp8", "fp8_attention"),
 }
 
 

@@ -6,22 +6,25 @@ from typing import Any
 
 from accel.probing.runs.tools import Result, judged, seeded
 
-KEYS = 1100
-"""More than the FP8 attention asks for, and no multiple of a tile."""
+KEYS, HEADS = 1100, 8
+"""More keys than FP8 attention asks for, and no multiple of a tile; as many heads as AMD's MLA kernel asks for."""
 
 
 def attention(name: str, tolerance: str) -> Result:
     """The attention backend `name`: two items, as many query as key heads, a scale of its own."""
-    import torch
     import torch.nn.functional as functional
 
     from accel.backends import backend
     from accel.backends.runtime import AttentionCall
 
-    device = _gpu(torch, "FlashAttention-3 needs a GPU of compute capability 9.0", lambda found: found == (9, 0))
-    low = [seeded(2, KEYS, 2, 128).roll(shift, 1).bfloat16() for shift in (0, 1, 2)]
-    query, key, value = (item.to(device) for item in low)
-    got = _served(backend("attention", name), AttentionCall(query, key, value, scale=0.1))
+    low = [seeded(2, KEYS, HEADS, 128).roll(shift, 1).bfloat16() for shift in (0, 1, 2)]
+    chosen: Any = backend("attention", name)
+
+    def run(device: Any) -> Any:
+        query, key, value = (item.to(device) for item in low)
+        return chosen.run(AttentionCall(query, key, value, scale=0.1))
+
+    got = _served(run)
     wide_query, wide_key, wide_value = (item.double().transpose(1, 2) for item in low)
     want = functional.scaled_dot_product_attention(wide_query, wide_key, wide_value, scale=0.1)
     return judged(got, want.transpose(1, 2), tolerance)
@@ -33,28 +36,33 @@ def fp8_linear() -> Result:
 
     from accel.backends import backend
 
-    wanted = "FP8 products need a GPU of compute capability 8.9 or newer, gfx942 or gfx950"
-    device = _gpu(torch, wanted, lambda found: found >= (8, 9))
     chosen: Any = backend("linear", "fp8")
     x, weight, bias = seeded(300, 512).bfloat16(), seeded(512, 512).bfloat16(), seeded(512).bfloat16()
     x[7] = 0
-    got = chosen.pack(weight.to(device)).run(x.to(device), bias.to(device))
+    # ROCm reports gfx942 as (9, 4), gfx950 as (9, 5)
+    fitting = [device for device in gpus() if torch.cuda.get_device_capability(device) >= (8, 9)]
+    if not fitting:
+        raise LookupError("FP8 products need a GPU of compute capability 8.9 or newer, gfx942 or gfx950")
+    got = chosen.pack(weight.to(fitting[0])).run(x.to(fitting[0]), bias.to(fitting[0]))
     return judged(got, x.double() @ weight.double().T + bias.double(), "fp8_linear")
 
 
-def _gpu(torch: Any, otherwise: str, fits: Any) -> Any:
-    """The first GPU whose capability fits. ROCm reports gfx942 as (9, 4), gfx950 as (9, 5)."""
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if fits(torch.cuda.get_device_capability(index)):
-                return torch.device(f"cuda:{index}")
-    raise LookupError(otherwise)
+def gpus() -> list[Any]:
+    """torch's devices for all GPUs it can use."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device(f"cuda:{index}") for index in range(count)]
 
 
-def _served(chosen: Any, call: Any) -> Any:
+def _served(run: Any) -> Any:
+    """`run(device)` on the first GPU that the backend does not refuse."""
     from accel.backends.runtime import Refused
 
-    try:
-        return chosen.run(call)
-    except Refused as refusal:
-        raise LookupError(str(refusal)) from refusal
+    reason = "there is no GPU that torch can use"
+    for device in gpus():
+        try:
+            return run(device)
+        except Refused as refusal:
+            reason = str(refusal)
+    raise LookupError(reason)

@@ -113,18 +113,3 @@ def aiter() -> Result:
     with contextlib.suppress(ImportError, AttributeError, RuntimeError):
         gpu = str(importlib.import_module("aiter.jit.utils.chip_info").get_gfx_runtime())
     return {"ok": True, "reason": "imports and is AMD's", "ops": functions, "gpu": gpu}
-
-
-def aiter_attention() -> Result:
-    import torch
-
-    name = torch.cuda.get_device_properties(0).gcnArchName.split(":")[0] if torch.version.hip else "no AMD GPU"
-    if name not in ("gfx942", "gfx950"):
-        raise LookupError(f"aiter's attention has code for gfx942 and gfx950 only, found {name}")
-    module = importlib.import_module("aiter")
-    q = seeded(1, 256, 8, 128).bfloat16().cuda()
-    got = module.flash_attn_func(q, q, q)
-    got = got[0] if isinstance(got, tuple) else got
-    swapped = q.cpu().double().transpose(1, 2)
-    want = torch.nn.functional.scaled_dot_product_attention(swapped, swapped, swapped).transpose(1, 2)
-    return judged(got, want, "bfloat16")
