@@ -74,10 +74,10 @@ def normal(*shape: int, device: torch.device, seed: int) -> torch.Tensor:
 def attention_cases(backend: Any, device: torch.device, tokens: Sequence[int] = TOKENS) -> Iterator[Case]:
     limit = LIMITS["attention"][not backend.exact]
     for count in tokens:
-        for size in SIZES:
+        for size in getattr(backend, "head_sizes", SIZES):
             for batch in BATCHES:
                 for keys in KEYS:
-                    heads = 40 if count > 4096 else 5
+                    heads = 40 if count > 4096 else getattr(backend, "heads_in", 5)
                     one = attention_call(batch, count, keys or count, heads, size, device)
                     out = getattr(backend, "attend", backend.run)(one)
                     rows = torch.linspace(0, count - 1, min(ROWS, count), device=device).long()

@@ -15,6 +15,7 @@ from accel.backends.runtime import AttentionCall
 from accel.backends.sdpa import attend
 from accel.checking.line import relative
 from tests import builders
+from tests.emulators import aiter
 from tests.emulators import sgl_kernel_cuda as emulator
 from tests.emulators.sgl_kernel_cpu import real_build
 
@@ -28,6 +29,16 @@ def test_right_attention_passes_emulated(name: str) -> None:
         found = list(gpucheck.attention_cases(backend("attention", name), CPU, (1, 65)))
     print("\n".join(case.text() for case in found))
     assert len(found) == 2 * len(gpucheck.SIZES) * len(gpucheck.BATCHES) * len(gpucheck.KEYS)
+    assert all(case.right for case in found)
+
+
+@pytest.mark.parametrize("name", ["aiter_bf16", "aiter_fmha_fp8", "aiter_mla_fp8"])
+def test_right_attention_on_amd_passes_emulated(name: str) -> None:
+    with aiter.installed():
+        found = list(gpucheck.attention_cases(backend("attention", name), CPU, (1, 65)))
+    print("\n".join(case.text() for case in found))
+    sizes = gpucheck.SIZES if name == "aiter_bf16" else (128,)
+    assert len(found) == 2 * len(sizes) * len(gpucheck.BATCHES) * len(gpucheck.KEYS)
     assert all(case.right for case in found)
 
 
