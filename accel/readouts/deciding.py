@@ -19,7 +19,8 @@ def dtype(
     allowed: Iterable[str],
 ) -> tuple[str, tuple[str, ...]] | None:
     """float32, or the other dtype that was measured if it is worth its rounding, and why. None when only one was
-    measured, or the machine was busy meanwhile."""
+    measured, or the machine was busy meanwhile. Exact backends count alone: an approximate one in float32 rounds more
+    than bf16."""
     if traits.stage in readouts.noisy:
         return None
     known = {(item.kind, item.name) for item in registry}
@@ -75,8 +76,8 @@ def backend(
 def _best(
     readouts: Readouts, traits: StageTraits, kind: Kind, dtype: str, place: str, known: set[tuple[Kind, str]]
 ) -> Rank | None:
-    """The fastest that may be taken of the backends measured, None without a measurement."""
-    ranks = readouts.of(traits.stage, kind, dtype, place)
+    """The fastest exact one that may be taken of the backends measured, None without a measurement."""
+    ranks = (rank for rank in readouts.of(traits.stage, kind, dtype, place) if rank.exact)
     free = (rank for rank in ranks if (kind, rank.backend) in known and not _against(readouts, traits, kind, rank))
     return min(free, key=_seconds, default=None)
 

@@ -154,6 +154,20 @@ def test_figures_in_both_dtypes_decide_the_dtype(tmp_path: Path) -> None:
         assert "measured on this machine: its calls take" in found.stage("transformer").dtype.reasons[0]  # type: ignore[union-attr]
 
 
+def test_an_approximate_backend_never_keeps_a_stage_in_float32(tmp_path: Path) -> None:
+    linear = replace(CALL, kind="linear", title="a linear")
+    rows = [
+        row("sdpa", 1.0), row("sdpa", 1.0, dtype="bfloat16"),
+        row("stock", 2.0, call=linear), row("stock", 1.0, call=linear, dtype="bfloat16"),
+        row("dynamic_int8", 0.5, gain=4.0, call=linear, exact=False),
+    ]  # fmt: skip
+    alike = Quality("starter", "transformer", "linear", "dynamic_int8", 20, 34.0, 0.97, 30.0, 0.95)
+    results = measured(model(), *rows).with_qualities((alike,))
+    found = make_plan(machine("zen5", tmp_path), model(), readouts=for_model(results, model(), "starter"))
+    assert engaged(found, "tr.dtype") == "bfloat16"
+    assert engaged(found, "tr.linear") == "stock"
+
+
 # -- figures for the page --
 
 
