@@ -20,8 +20,12 @@ from accel.types import Machine
 PACKAGES = ("torch", "diffusers", "sgl_kernel", "aiter", "triton", "torchao", "sageattention")
 """Those whose version changes a figure."""
 
-CODE = ("backends/*.py", "ops.py", "packed.py", "linears.py", "convolutions.py", "norms.py", "upsampling.py")
-"""What runs when a backend does, and counts as a package of its own."""
+CODE = (
+    *("backends/*.py", "ops.py", "packed.py", "linears.py", "convolutions.py", "norms.py", "upsampling.py"),
+    *("swapping.py", "fp8.py", "triton_*.py", "compiling.py", "threads.py"),
+    *(f"readouts/{name}.py" for name in ("calls", "blocks", "trials", "timing", "micro")),
+)
+"""What runs when a backend does, and what measures it: they count as a package of its own."""
 
 
 @dataclass(frozen=True)
