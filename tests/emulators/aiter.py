@@ -4,9 +4,9 @@ It computes what the kernels compute, from the very lists they are given: the pr
 `work_info`, row by row, and writes each result to the output or to the partial results, the merging reads those by its
 maps. Scores, sums and partial results are float32, probabilities are rounded to the input's format before they meet
 the values. What the kernels reject, misread or read out of bounds is refused here: dtypes, sizes, strides, GPUs,
-indices, room for partial results, numbers of heads. The scheduler follows aiter's: releases 0.1.10.post3 to 0.1.19
-share it. `installed()` puts all this where `import aiter` finds it and lets the backends take CPU tensors; everything
-tested on it is called emulated.
+indices, room for partial results, numbers of heads. The scheduler deals out as aiter's does in releases
+0.1.10.post3 to 0.1.19: both made the same lists for 152 shapes. `installed()` puts all this where `import aiter` finds
+it and lets the backends take CPU tensors; everything tested on it is called emulated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -128,8 +128,8 @@ class Gpu:
         self.lies_here("work_metadata_ptrs", work_metadata_ptrs, torch.uint64, 2)
         self.lies_here("work_indptr", work_indptr, torch.int32, self.units + 1)
         self.lies_here("work_info", work_info, torch.int32, None, 8)
-        for what, one in (("reduce_indptr", reduce_indptr), ("reduce_partial_map", reduce_partial_map)):
-            self.lies_here(what, one, torch.int32, None)
+        self.lies_here("reduce_indptr", reduce_indptr, torch.int32, None)
+        self.lies_here("reduce_partial_map", reduce_partial_map, torch.int32, None)
         self.lies_here("reduce_final_map", reduce_final_map, torch.int32, None, 2)
         check(num_heads_k % 8 == 0, "the kernel reads out of bounds")
         queries, keys, counts = (one.tolist() for one in lengths)
@@ -139,9 +139,7 @@ class Gpu:
         check(len(rows) <= work_info.shape[0], "work_info has no room")
         check(len(merges) < reduce_indptr.numel() <= reduce_final_map.shape[0] + 1, "the merging's lists have no room")
         check(len(partials) <= reduce_partial_map.numel(), "reduce_partial_map has no room")
-        ends = [0]
-        for into in sorted(merges):
-            ends.append(ends[-1] + len(merges[into]))
+        ends = [0, *accumulate(len(merges[into]) for into in sorted(merges))]
         ends += ends[-1:] * (reduce_indptr.numel() - len(ends))
         filled = ((work_indptr, starts), (work_info, rows), (reduce_indptr, ends),
                   (reduce_final_map, sorted(merges)), (reduce_partial_map, partials))  # fmt: skip
@@ -195,9 +193,9 @@ class Gpu:
         work_indptr: torch.Tensor, work_info: torch.Tensor, heads: int, room: int,
     ) -> list[Row]:  # fmt: skip
         """The rows that the compute units take, in their order; refused where one points out of bounds."""
-        for what, one in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_page_indices", kv_page_indices)):
+        lists = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_page_indices": kv_page_indices}
+        for what, one in {**lists, "work_indptr": work_indptr}.items():
             self.lies_here(what, one, torch.int32, None)
-        self.lies_here("work_indptr", work_indptr, torch.int32, None)
         self.lies_here("work_info", work_info, torch.int32, None, 8)
         starts, queries, keys = work_indptr.tolist(), qo_indptr.tolist(), kv_indptr.tolist()
         check(starts[0] == 0 and starts == sorted(starts) and starts[-1] <= work_info.shape[0], "work_indptr")
@@ -320,8 +318,7 @@ def deal(
             k_end = min(keys[item] + (done + taken) * UNIT, keys[item + 1])
             behind = 0 if last else lengths[item] - (k_end - keys[item])
             pieces.append((item, place, q_start, q_end, keys[item] + done * UNIT, k_end, behind))
-            partial += place >= 0
-            left -= taken
+            partial, left = partial + (place >= 0), left - taken
             at, done = (at + 1, 0) if last else (at, done + taken)
         shares.append(pieces)
     starts, rows = [0], []
