@@ -19,6 +19,7 @@ from app.presets.files import own_path
 KEPT_SECONDS = 3600
 """How long a deleted preset can be brought back at least; the page offers it for ten seconds, an endpoint may later."""
 _TOKEN = re.compile(r"[0-9a-f]{16}")
+"""It begins with the time of the deletion, since no time that a file system keeps tells that on every system."""
 _PREFIX = ".deleted-"
 
 
@@ -33,7 +34,7 @@ class Deleted:
 def put_aside(home: Home, name: str) -> Deleted:
     """Delete an own preset, broken ones too. Raises UsageError if there is none, CannotRunError if the disk refuses."""
     path = own_path(home, name)
-    token = secrets.token_hex(8)
+    token = f"{int(time.time()):08x}{secrets.token_hex(4)}"
     try:
         path.rename(path.with_name(f"{_PREFIX}{token}-{path.name}"))
     except OSError as error:
@@ -61,8 +62,8 @@ def bring_back(home: Home, token: str) -> str:
 def clear(home: Home, before: float) -> None:
     """Remove for good what was put aside before that time (seconds since 1970)."""
     for hidden in home.presets.glob(f"{_PREFIX}*.json"):
-        with contextlib.suppress(OSError):
-            if hidden.lstat().st_ctime < before:  # renaming sets it, so it is the time of the deletion
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a name that is not of our making stays
+            if int(hidden.name.removeprefix(_PREFIX)[:8], 16) < before:
                 hidden.unlink()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from app.errors import UsageError
 from app.paths import Home
 from app.presets import Preset, own_presets, save_own
-from app.presets.bin import bring_back, clear, put_aside
+from app.presets.bin import KEPT_SECONDS, bring_back, clear, put_aside
 from app.request import GenerationRequest
 
 
@@ -49,6 +50,23 @@ def test_a_name_that_is_taken_again_is_not_overwritten(tmp_path: Path) -> None:
     put_aside(home, "mine")
     assert bring_back(home, deleted.token) == "mine"
     assert b"old" in new.read_bytes()
+
+
+def test_the_age_that_counts_is_that_of_the_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset that was written long ago can come back; one that was deleted long ago is gone with the next one."""
+    home, now = Home(tmp_path), time.time()
+    for name in ("Mine", "Other"):
+        path = save_own(home, Preset.of(GenerationRequest(prompt="x"), name))
+        os.utime(path, (now - 9 * KEPT_SECONDS,) * 2)
+    (home.presets / ".deleted-by-hand.json").write_text("{}")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(time, "time", lambda: now - KEPT_SECONDS - 60)
+        long_ago = put_aside(home, "other")
+    deleted = put_aside(home, "mine")
+    assert bring_back(home, deleted.token) == "mine"
+    with pytest.raises(UsageError, match="too late"):
+        bring_back(home, long_ago.token)
+    assert (home.presets / ".deleted-by-hand.json").exists()
 
 
 @pytest.mark.parametrize("token", ["", "*", "../x", "0" * 15, "G" * 16, "[0-9]" * 4])
