@@ -97,7 +97,9 @@ def _until_ended() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
-    threading.Event().wait()
+    never = threading.Event()
+    while not never.wait(0.5):  # Windows delivers a signal only between two waits
+        pass
 
 
 def _who_may(settings: PageSettings) -> str:
@@ -108,7 +110,9 @@ def _who_may(settings: PageSettings) -> str:
 
 def open_page(settings: PageSettings) -> OpenPage:
     """The page, up and answering. Raises CannotRunError when the port or the data folder can't be used."""
-    port = _port(settings)
+    _port(
+        settings
+    )  # a port that is taken is said at once; it is chosen when it is bound, for what lies between is long
     uploads = _uploads(settings.home)
     os.environ |= {
         "GRADIO_ANALYTICS_ENABLED": "False",
@@ -131,24 +135,15 @@ def open_page(settings: PageSettings) -> OpenPage:
         live = Live(context)
         page = build(context, live).queue(default_concurrency_limit=8)
         guard = Middleware(Guard, names=own_names(), any_address=True) if settings.listen else Middleware(Guard)
-        page.launch(
-            server_name="0.0.0.0" if settings.listen else LOOPBACK,
-            server_port=port,
-            auth=settings.auth,
-            allowed_paths=[str(settings.home.outputs)],
-            blocked_paths=[str(uploads)],
-            max_file_size=MAX_UPLOAD,
-            app_kwargs={"middleware": [guard]},
-            prevent_thread_lock=True,
-            quiet=True,
-            share=False,
-            ssr_mode=False,
-            enable_monitoring=False,
-            run_history=False,
-            footer_links=["api"],
-            show_error=True,
+        options: dict[str, Any] = {
+            "auth": settings.auth,
+            "allowed_paths": [str(settings.home.outputs)],
+            "blocked_paths": [str(uploads)],
+            "max_file_size": MAX_UPLOAD,
+            "app_kwargs": {"middleware": [guard]},
             **looks(),
-        )
+        }
+        port = _launch(page, settings, options)
         live.start()
     except BaseException:
         service.stop()
@@ -160,6 +155,31 @@ def open_page(settings: PageSettings) -> OpenPage:
         context.service.stop()
 
     return OpenPage(f"http://{LOOPBACK}:{port}", port, close)
+
+
+def _launch(page: Any, settings: PageSettings, options: dict[str, Any]) -> int:
+    """Put the page on a port, which is returned. Raises CannotRunError when it can't be had."""
+    port = _port(settings)
+    try:
+        page.launch(
+            server_name="0.0.0.0" if settings.listen else LOOPBACK,
+            server_port=port,
+            prevent_thread_lock=True,
+            quiet=True,
+            share=False,
+            ssr_mode=False,
+            enable_monitoring=False,
+            run_history=False,
+            footer_links=["api"],
+            show_error=True,
+            **options,
+        )
+    except OSError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise CannotRunError(
+            f"The page can't be opened on port {port} ({reason}): name another with --port N."
+        ) from error
+    return port
 
 
 def _uploads(home: Home) -> Path:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
-from app.ui.server import FIRST_PORT, PageSettings, _port, settings_of
+from app.ui.server import FIRST_PORT, PageSettings, _launch, _port, _until_ended, settings_of
 from tests.app.ui.serving import ROOT, free_port, serving
 
 HOME = Home(Path("nowhere"))
@@ -49,6 +51,44 @@ def test_a_taken_port_is_said_when_asked_for_and_passed_over_otherwise() -> None
         with pytest.raises(CannotRunError, match=f"Port {taken} is taken"):
             _port(wish(taken))
     assert _port(wish()) >= FIRST_PORT
+
+
+def test_a_port_that_another_program_took_last_is_said_in_one_sentence() -> None:
+    page = Mock()
+    page.launch.side_effect = OSError("Cannot find empty port in range: 7999-7999.\nYou can specify another.")
+    with pytest.raises(CannotRunError, match="can't be opened on port") as said:
+        _launch(page, wish(free_port()), {})
+    assert "\n" not in str(said.value)
+
+
+def test_the_port_is_chosen_when_the_page_is_launched() -> None:
+    """Another program took the first port while the queue was opened."""
+    page = Mock()
+    early = _port(wish())
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", early))
+        other.listen()
+        late = _launch(page, wish(), {})
+    assert late != early
+    assert page.launch.call_args.kwargs["server_port"] == late
+
+
+def test_waiting_ends_with_a_signal_wherever_it_can_only_come_between_two_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float | None] = []
+
+    def wait(timeout: float | None = None) -> bool:
+        waits.append(timeout)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr("app.ui.server.threading", Mock(Event=lambda: Mock(wait=wait)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        _until_ended()
+    assert waits == [0.5] * 3
 
 
 def test_the_page_asks_for_the_password_and_ends_cleanly(tmp_path: Path) -> None:
