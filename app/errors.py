@@ -2,7 +2,9 @@
 
     KinetileError           1    anything below; catch this one at a boundary
     ├── UsageError          2    bad usage, preset or request; the person can fix it
-    ├── CannotRunError      3    this machine can't do it (disk, encoder, memory, a forced backend)
+    ├── CannotRunError      3    this machine can't do it (disk, encoder, memory)
+    │   └── PlanRefusedError     a forced accelerator can't run on it
+    │   └── DatabaseError   3    the queue's database can't be read or written
     ├── JobFailedError      1    one clip failed; others may still run
     └── Cancelled         130    stopped on request
 
@@ -30,6 +32,14 @@ class CannotRunError(KinetileError):
     """The request is fine, but not on this machine as it is now."""
 
     exit_code: ClassVar[int] = 3
+
+
+class DatabaseError(CannotRunError):
+    """The queue's database can't be read or written now: a full disk, as a rule."""
+
+
+class PlanRefusedError(CannotRunError):
+    """An accelerator that the request forces can't run on this machine."""
 
 
 class JobFailedError(KinetileError):

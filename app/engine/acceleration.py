@@ -24,7 +24,7 @@ from accel.readouts import ranking, store
 from accel.readouts.ranking import Readouts
 from accel.types import Choice, Machine, ModelTraits, Plan, Preferences
 from app.engine import loading
-from app.errors import CannotRunError, JobFailedError, UsageError
+from app.errors import CannotRunError, JobFailedError, PlanRefusedError, UsageError
 from app.models.base import Family
 from app.paths import Home
 from app.request import GenerationRequest
@@ -300,8 +300,8 @@ def results_in(cache: Path) -> Path:
 
 
 def plan_for(traits: ModelTraits, preferences: Preferences, measured: Readouts | None = None) -> Plan:
-    """The plan for this machine. Raises UsageError for a preference that does not exist, CannotRunError for one that
-    can't be kept here.
+    """The plan for this machine. Raises UsageError for a preference that does not exist, PlanRefusedError for one
+    that can't be kept here.
     """
     try:
         return accel.make_plan(machine(), traits, preferences, readouts=measured)
@@ -309,7 +309,7 @@ def plan_for(traits: ModelTraits, preferences: Preferences, measured: Readouts |
         unknown = [reason for reason in error.reasons if "is not known" in reason]
         if unknown:
             raise UsageError(f"accel: {'; '.join(unknown)}.") from error
-        raise CannotRunError(f"{'; '.join(error.reasons)}.") from error
+        raise PlanRefusedError(f"{'; '.join(error.reasons)}.") from error
 
 
 def _as_recorded(then: Plan, traits: ModelTraits) -> Preferences:

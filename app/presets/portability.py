@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.answers import PlanAnswer
-from app.errors import CannotRunError, KinetileError, UsageError
+from app.errors import KinetileError, PlanRefusedError, UsageError
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home, find_lora
@@ -64,20 +64,24 @@ def here(request: GenerationRequest, home: Home, service: Service, recorded: Map
 def _planned(
     request: GenerationRequest, resolved: GenerationRequest, service: Service, recorded: Mapping[str, Any] | None
 ) -> tuple[GenerationRequest, PlanAnswer | None, list[str]]:
-    """The request without the accelerators that can't run here, the plan for it, and a sentence for each of them."""
+    """The request without the accelerators that can't run here, the plan for it, and a sentence for each of them.
+
+    When nobody can say what runs here (the worker is gone, say), the request stays as it is and there is no plan.
+    """
     forced = {name: value for name in SETTINGS if (value := getattr(request.accel, name)) != "auto"}
     kept = AccelPreferences()
     refused: list[tuple[str, str]] = []
-    for name, value in forced.items():
-        tried = kept.model_copy(update={name: value})
-        try:
-            service.plan(resolved.model_copy(update={"accel": tried}))
-        except (UsageError, CannotRunError) as error:
-            refused.append((name, str(error)))
-        else:
-            kept = tried
-    applied = request.model_copy(update={"accel": kept})
+    applied = request
     try:
+        for name, value in forced.items():
+            tried = kept.model_copy(update={name: value})
+            try:
+                service.plan(resolved.model_copy(update={"accel": tried}))
+            except (UsageError, PlanRefusedError) as error:
+                refused.append((name, str(error)))
+            else:
+                kept = tried
+        applied = request.model_copy(update={"accel": kept})
         answer = service.plan(resolved.model_copy(update={"accel": kept}), dict(recorded) if recorded else None)
     except KinetileError as error:
         return applied, None, [*(why for _, why in refused), str(error)]

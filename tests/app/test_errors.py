@@ -13,6 +13,7 @@ from app import errors
         (errors.KinetileError, 1),
         (errors.UsageError, 2),
         (errors.CannotRunError, 3),
+        (errors.PlanRefusedError, 3),
         (errors.JobFailedError, 1),
         (errors.Cancelled, 130),
     ],

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import CannotRunError, PlanRefusedError
 from app.paths import Home
 from app.presets.portability import here
+from app.queue.keeper import WorkerGoneError, error_from
+from app.queue.service import OwnerGoneError
 from app.request import AccelPreferences, GenerationRequest, Lora
 from tests.app.ui.desk import Desk
 
@@ -37,6 +40,25 @@ def test_a_backend_that_can_not_run_here_is_left_out_and_its_place_is_named(desk
     (said,) = found.differences
     assert said.startswith("attention=sgl_amx can't be used here")
     assert said.endswith("Engaged instead: sdpa.")
+
+
+@pytest.mark.parametrize("trouble", [WorkerGoneError, OwnerGoneError, CannotRunError])
+def test_trouble_that_says_nothing_about_a_backend_takes_none_out(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: type[Exception]
+) -> None:
+    def plan(*_: object) -> None:
+        raise trouble("The worker ended before it could answer.")
+
+    monkeypatch.setattr(desk, "plan", plan)
+    request = asked(accel=AccelPreferences(linear="dynamic_int8"))
+    found = here(request, desk.home, desk)
+    assert (found.request, found.runs) == (request, False)
+    assert found.differences == ("The worker ended before it could answer.",)
+
+
+def test_a_refused_plan_is_one_on_the_other_side_of_a_pipe_too() -> None:
+    error = error_from({"kind": PlanRefusedError.__name__, "message": "attention=sgl_amx can't be used here."})
+    assert type(error) is PlanRefusedError
 
 
 def test_a_backend_that_nobody_knows(desk: Desk) -> None:

@@ -16,7 +16,7 @@ from accel.backends import backends
 from accel.types import Machine, Preferences
 from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration import summary
-from app.errors import CannotRunError, UsageError
+from app.errors import CannotRunError, PlanRefusedError, UsageError
 from app.estimate import Estimate, MemoryNeed
 from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
@@ -128,7 +128,7 @@ class Desk(Service):
         try:
             return accel.make_plan(self.machine, model(), Preferences(**asked))
         except accel.PlanError as error:
-            raise CannotRunError(f"{'; '.join(error.reasons)}.") from error
+            raise PlanRefusedError(f"{'; '.join(error.reasons)}.") from error
 
     def estimate(self, request: GenerationRequest, folder: Path | None = None) -> Estimate:
         raise CannotRunError("The desk makes no clips.")
