@@ -17,13 +17,17 @@ import numpy.typing as npt
 from PIL import Image
 
 from app.console import describe
+from app.errors import KinetileError
 from app.progress import Progress
 from app.queue.jobs import Job
 from app.queue.service import JobProgress, OwnerGoneError, Preview, Subscription
 from app.ui.context import Context, file_url, seconds_text
+from app.ui.queue_view import shown_file
 
 RECENT = 12
 """Newest clips in the strip."""
+LOOKED_THROUGH = 5 * RECENT
+"""Newest clips among which those are found that a browser may have."""
 _PATIENCE = 0.5
 _STAGES = tuple((key, key) for key in ("load", "text", "compile", "denoise", "decode", "save"))
 
@@ -72,15 +76,18 @@ class Live:
             return answer
         except OwnerGoneError:
             return {"revision": "", "error": "The process that makes the clips is being replaced; one moment."}
+        except KinetileError as error:
+            return {"revision": "", "error": str(error)}
 
     def _recent(self) -> dict[str, Any]:
         with self._lock:
             count = self._count
             if self._cached is None or self._cached[0] != count:
-                found = self._context.service.history(limit=RECENT, states=("done",))
+                found = self._context.service.history(limit=LOOKED_THROUGH, states=("done",))
+                shown = [job for job in found.jobs if job.result and shown_file(job.result.output, self._context)]
                 newest = self._context.service.history(limit=1).jobs
                 data = {
-                    "recent": [clip_data(job) for job in found.jobs],
+                    "recent": [clip_data(job) for job in shown[:RECENT]],
                     "total": found.total,
                     "ended": ended_data(newest[0]) if newest else None,
                 }
@@ -99,11 +106,13 @@ class Live:
             try:
                 news = news or self._context.service.subscribe()
                 event = news.get(timeout=_PATIENCE)
-            except OwnerGoneError:
+            except KinetileError as error:
                 news = None
                 self._over.wait(_PATIENCE)
-                if not self._over.is_set() and self._context.reopen():
-                    self._count += 1
+                lost = isinstance(error, OwnerGoneError)
+                if not self._over.is_set() and (not lost or self._context.reopen()):
+                    with self._lock:
+                        self._count += 1  # whatever was missed meanwhile
                 continue
             if event is not None and event.kind in ("job", "queue"):
                 with self._lock:
@@ -111,7 +120,6 @@ class Live:
 
     def _describe(self) -> None:
         from accel.errors import AccelError
-        from app.errors import KinetileError
 
         try:
             told = self._context.service.doctor()
