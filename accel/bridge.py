@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel.backends.runtime import Refused
 from accel.ops import ATTENTION, AttentionSlot, Lease, attention
 from accel.report import Unreached
 
@@ -54,6 +55,16 @@ def why_not_model(model: nn.Module) -> str:
         if getattr(parallel, "context_parallel_config", None) is not None:
             return "it runs with context parallelism, for which diffusers computes attention in its own way"
     return ""
+
+
+def own_attention(name: str) -> Any:
+    """diffusers' own function behind one of its names, for (batch, tokens, heads, head_dim). Raises Refused."""
+    reason = why_not()
+    if reason:
+        raise Refused(reason)
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    return _AttentionBackendRegistry._backends[AttentionBackendName(name)]
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:

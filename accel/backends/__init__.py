@@ -10,6 +10,7 @@ from accel.backends.amx_bf16 import AmxBf16
 from accel.backends.amx_int8 import AmxInt8
 from accel.backends.base import Backend
 from accel.backends.bf16_channels_last import Bf16ChannelsLast
+from accel.backends.diffusers_own import CUDNN, FLASH, SAGE
 from accel.backends.direct_conv3d import DirectConv3d
 from accel.backends.dynamic_int8 import DynamicInt8
 from accel.backends.fa3 import Fa3
@@ -28,6 +29,9 @@ REGISTRY: tuple[Backend, ...] = (
     AiterBf16(),
     AiterFmha(),
     AiterMla(),
+    CUDNN,
+    FLASH,
+    SAGE,
     StockLinear(),
     OneDnnBf16(),
     AmxBf16(),

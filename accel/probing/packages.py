@@ -20,6 +20,7 @@ DISTRIBUTIONS = {
     "sgl_kernel": ("sglang-kernel-cpu", "sgl-kernel-cpu", "sglang-kernel", "sgl-kernel"),
     "aiter": ("amd-aiter", "aiter"),
     "sageattention": ("sageattention",),
+    "flash_attn": ("flash-attn",),
     "triton": ("triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows"),
     "torchao": ("torchao",),
 }

@@ -27,6 +27,9 @@ BF16_USERS = ("packed_bf16", "fp16", "int8", "threads")
 AITER = ("aiter.flash_attn_func", "aiter.flash_attn_fp8_pertensor_func", "aiter.mla_prefill_ps_asm_fwd")
 
 OF_PACKAGE = {
+    "diffusers": ("diffusers.cudnn",),
+    "flash_attn": ("diffusers.flash",),
+    "sageattention": ("diffusers.sage",),
     "sgl_kernel": (
         "sgl_kernel.weight_packed_linear",
         "sgl_kernel.int8_scaled_mm_with_quant",

@@ -17,7 +17,7 @@ from accel import cache as records
 from accel.readouts.results import SCHEMA, Place, Results
 from accel.types import Machine
 
-PACKAGES = ("torch", "diffusers", "sgl_kernel", "aiter", "triton", "torchao", "sageattention")
+PACKAGES = ("torch", "diffusers", "sgl_kernel", "aiter", "triton", "torchao", "sageattention", "flash_attn")
 """Those whose version changes a figure."""
 
 CODE = (
