@@ -14,6 +14,9 @@ from app.queue.jobs import Job
 from app.queue.service import Event, JobProgress, OwnerGoneError, Service
 
 LOOK_SECONDS = 0.1
+OWNERS = 20
+"""How many owners of the queue a batch outlives."""
+ASKED_AT_ONCE = 100
 """How soon Ctrl-C is noticed."""
 
 
@@ -35,11 +38,13 @@ class Follower:
         failure; what was not begun then stays queued, held back. Raises KinetileError.
         """
         self._submit(outcomes)
-        while True:
+        for left in reversed(range(OWNERS)):
             try:
                 self._follow(fail_fast)
                 return
             except OwnerGoneError:
+                if not left:
+                    raise
                 self.on_news("The process that made the clips has ended: going on here.")
                 self._service = self._reopen()
                 self._want()
@@ -104,8 +109,20 @@ class Follower:
             self._look_again()  # somebody may have removed one of ours
 
     def _look_again(self) -> None:
-        for job in self._service.get(list(self._outcomes)):
-            self._put(self._outcomes[job.id], job)
+        wanted = [identity for identity, outcome in self._outcomes.items() if not self._is_over(outcome)]
+        for start in range(0, len(wanted), ASKED_AT_ONCE):
+            for job in self._now(wanted[start : start + ASKED_AT_ONCE]):
+                self._put(self._outcomes[job.id], job)
+
+    def _now(self, ids: Sequence[int]) -> Sequence[Job]:
+        """The jobs as they are; one that was removed and is forgotten by now counts as removed."""
+        try:
+            return self._service.get(ids)
+        except UsageError:
+            if len(ids) == 1:
+                job = self._outcomes[ids[0]].job
+                return [] if job is None else [replace(job, removed=True)]
+            return [job for identity in ids for job in self._now([identity])]
 
     def _put(self, outcome: Outcome, job: Job) -> None:
         before, outcome.job = outcome.job, job

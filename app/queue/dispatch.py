@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from app.answers import PlanAnswer
-from app.errors import Cancelled, JobFailedError, KinetileError
+from app.errors import Cancelled, DatabaseError, JobFailedError, KinetileError
 from app.estimate import Measured, engaged_key, forwards_of
 from app.plain import from_data, to_data
 from app.queue.jobs import Job, JobError, JobQueue, JobResult, JobState
 from app.queue.keeper import Keeper, WorkerGoneError, error_from
 from app.queue.service import Event, JobProgress, Preview
+from app.request import GenerationRequest
 from app.video import outputs
 from app.worker.supervisor import explain
 from app.worker.wire import Message
@@ -106,14 +106,14 @@ class Dispatcher:
             self._changed.notify_all()
 
     def cancel(self, identity: int, now: bool) -> None:
-        """Stop that job if it is the running one."""
+        """Stop that job if it is the running one, or is just about to be."""
         with self._changed:
-            if self._running is not None and self._running.id == identity:
-                self._cancels[identity] = now or self._cancels.get(identity, False)
-                progress = self._progress
-                self._changed.notify_all()
-            else:
+            is_running = self._running is not None and self._running.id == identity
+            if not is_running and self._queue.get([identity])[0].state != "running":
                 return
+            self._cancels[identity] = now or self._cancels.get(identity, False)
+            progress = self._progress if is_running else None
+            self._changed.notify_all()
         if progress is not None:
             self._publish(replace(progress, stopping=True))
 
@@ -179,17 +179,7 @@ class Dispatcher:
         self._tell(Event("job", job))
         self._publish(JobProgress(job.id, "loading", 0, 1, 0.0))
         try:
-            result, memory = self._attempt(job)
-            ended = self._record(lambda: self._finish(job, result, memory))
-        except Cancelled as error:
-            ended = self._fail(job, "cancelled", JobError(str(error), "Cancelled"))
-        except KinetileError as error:
-            detail = str(getattr(error, "detail", ""))
-            ended = self._fail(job, "failed", JobError(str(error), type(error).__name__, detail))
-        except Exception as error:
-            _log.exception("job %s met an error", job.id)
-            text = f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error})."
-            ended = self._fail(job, "failed", JobError(text))
+            ended = self._record(self._outcome_of(job))
         finally:
             if self._keeper.is_gone(self._worker):  # a process that was ended could not tidy up
                 outputs.remove_drafts(job.spec.folder, job.uid)
@@ -200,36 +190,31 @@ class Dispatcher:
         if ended.spec.fail_fast and ended.state == "failed":
             self._tell(Event("queue"))
 
-    def _fail(self, job: Job, state: JobState, error: JobError) -> Job:
-        return self._record(lambda: self._queue.fail(job.id, state, error))
+    def _outcome_of(self, job: Job) -> Callable[[], Job]:
+        """Make the clip; returns what writes down how it ended."""
+        state: JobState = "failed"
+        try:
+            result, memory = self._attempt(job)
+            return lambda: self._queue.finish(job.id, result, _took(job.spec.request, result, memory))
+        except Cancelled as error:
+            state, ended = "cancelled", JobError(str(error), "Cancelled")
+        except KinetileError as error:
+            ended = JobError(str(error), type(error).__name__, str(getattr(error, "detail", "")))
+        except Exception as error:
+            _log.exception("job %s met an error", job.id)
+            ended = JobError(f"The clip failed for a reason nobody foresaw ({type(error).__name__}: {error}).")
+        return lambda: self._queue.fail(job.id, state, ended)
 
     def _record(self, write: Callable[[], Job]) -> Job:
         """What became of a job must be written before the next one is begun, however long the disk stays full."""
         while True:
             try:
                 return write()
-            except sqlite3.OperationalError as error:
-                _log.error("the queue's database can't be written: %s", error)
+            except DatabaseError as error:
+                _log.error("%s", error)
                 if self._stopping:  # the next start finds the job running, and its clip by the mark in its file
                     raise
                 time.sleep(1)
-
-    def _finish(self, job: Job, result: JobResult, memory: int) -> Job:
-        request = job.spec.request
-        self._queue.measure(
-            Measured(
-                request.model,
-                engaged_key(result.plan),
-                int(request.width or 0),
-                int(request.height or 0),
-                int(request.frames or 0),
-                int(request.steps or 0),
-                forwards_of(request),
-                result.timings,
-                memory,
-            )
-        )
-        return self._queue.finish(job.id, result)
 
     def _attempt(self, job: Job) -> tuple[JobResult, int]:
         """Have the worker make the clip; returns it with the worker's peak of memory. Raises KinetileError."""
@@ -391,6 +376,13 @@ class _Look:
     cpu: float | None = None
     at: float = 0.0
     busy: float = 0.0
+
+
+def _took(request: GenerationRequest, result: JobResult, memory: int) -> Measured:
+    """What a clip took, to reckon with. memory: the worker's peak in bytes."""
+    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    engaged, forwards = engaged_key(result.plan), forwards_of(request)
+    return Measured(request.model, engaged, *size, int(request.steps or 0), forwards, result.timings, memory)
 
 
 def loaded_key(model: str, plan: Mapping[str, Any]) -> str:

@@ -16,12 +16,10 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast, get_type_hints
 
-import filelock
 import numpy as np
 
 from app import __version__
@@ -34,7 +32,6 @@ from app.plain import from_data, to_data
 from app.queue.jobs import ENDED, History, Job, JobSpec, JobState, Removal
 from app.queue.keeper import error_from
 from app.queue.news import LocalSubscription
-from app.queue.owner import LocalService
 from app.queue.service import Event, OwnerGoneError, Preview, Service, Snapshot, Subscription
 from app.request import AccelPreferences, GenerationRequest
 from app.worker.wire import Channel, Closed, Message
@@ -51,43 +48,13 @@ CALLS = (
 _SLOW = ("plan", "estimate", "doctor", "accelerators", "readouts", "set_preferences")
 
 
-def open_service(home: Home, seconds: float, options: dict[str, Any]) -> Service:
-    """See `app.queue.service.open_service`."""
-    lock = filelock.FileLock(home.database.with_name("owner.lock"), thread_local=False)
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            try:
-                return RemoteService(home)
-            except OwnerGoneError as error:
-                if time.monotonic() > until:
-                    raise CannotRunError(
-                        f"Another Kinetile{_who(home)} uses the data folder {home.root} but does not answer: end it, "
-                        "or choose another data folder with --home DIR."
-                    ) from error
-                time.sleep(0.2)
-        except (OSError, NotImplementedError) as error:
-            raise CannotRunError(
-                f"The data folder {home.root} can't be locked ({error}): choose another one with --home DIR."
-            ) from error
-        else:
-            try:
-                service = LocalService(home, lock.release, **options)
-                service.close_door = Door(service, home).close
-            except BaseException:
-                lock.release()
-                raise
-            return service
-
-
 def _card(home: Home) -> Path:
     """The file that says where the owner's door is."""
     return home.database.with_name("owner.json")
 
 
-def _who(home: Home) -> str:
+def who(home: Home) -> str:
+    """Which process owns the queue, to complete "Another Kinetile"; empty when it is not known."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return f" (process {json.loads(_card(home).read_text(encoding='utf-8'))['pid']})"
     return ""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.errors import CannotRunError, UsageError
+from app.errors import CannotRunError, DatabaseError, UsageError
 from app.estimate import Measured
 from app.job_types import ENDED, History, Job, JobError, JobResult, JobSpec, JobState, Removal
 from app.plain import from_json, to_json
@@ -162,9 +162,12 @@ class JobQueue:
                     return self._one(identity)
         return None
 
-    def finish(self, identity: int, result: JobResult) -> Job:
-        """A running job is done."""
-        return self._end(identity, "done", result, None)
+    def finish(self, identity: int, result: JobResult, took: Measured | None = None) -> Job:
+        """A running job is done; what it took is remembered with it."""
+        with self._writing():
+            if took is not None:
+                self.measure(took)
+            return self._end(identity, "done", result, None)
 
     def fail(self, identity: int, state: JobState, error: JobError) -> Job:
         """A running job ended as failed, cancelled or crashed."""
@@ -229,7 +232,7 @@ class JobQueue:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, which a nested one joins."""
-        with self._lock:
+        with self._lock, _told():
             self._refuse_closed()
             if self._base.in_transaction:
                 yield self._base
@@ -248,7 +251,7 @@ class JobQueue:
         return [(identity, batch) for identity, batch in self._rows(f"SELECT id, batch FROM jobs WHERE {where}")]
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock:
+        with self._lock, _told():
             self._refuse_closed()
             return self._base.execute(sql, tuple(values)).fetchall()
 
@@ -293,6 +296,18 @@ class JobQueue:
         names = "id, uid, spec, state, submitted, held, deleted, started, ended, result, error"
         rows = self._rows(f"SELECT {names} FROM jobs WHERE {where}", values)
         return tuple(job for row in rows if (job := _job(*row)) is not None)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the database can't do becomes a sentence."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise DatabaseError(
+            f"The queue's database can't be used ({error}): free some space on the disk that holds the data folder, "
+            "and try again."
+        ) from error
 
 
 def _measured(model: str, engaged: str, *numbers: Any) -> Measured:

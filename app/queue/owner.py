@@ -86,17 +86,19 @@ class LocalService(Service):
         self._dispatcher.start()
 
     def stop(self, now: bool = False, finish: bool = False) -> None:
-        self.close_door()
         self._measurer.stop(now)
         self._dispatcher.stop(now, finish)  # may be called again meanwhile, with less patience
         if not self._stopped.acquire(blocking=False):
             return
-        self._measurer.close()
-        self._keeper.close(now, self._patience.end)
-        self._queue.set_fact("worker", None)
-        self._news.end()
-        self._queue.close()
-        self._release()
+        self.close_door()  # who comes while the last clip is finished still gets an answer
+        try:
+            self._measurer.close()
+            self._keeper.close(now, self._patience.end)
+            self._queue.set_fact("worker", None)
+        finally:
+            self._news.end()
+            self._queue.close()
+            self._release()
 
     # -- the queue --
 
@@ -175,13 +177,15 @@ class LocalService(Service):
     def plan(self, request: GenerationRequest, recorded: Any = None) -> PlanAnswer:
         same = request.model_copy(update={"prompt": "", "negative_prompt": None, "seed": None, "steps": None})
         key = to_json([to_data(same), recorded])
-        if key not in self._plans:
-            question = {"do": "plan", "request": to_data(request), "recorded": recorded}
-            answer: PlanAnswer = from_data(PlanAnswer, self._keeper.ask(question))
-            if len(self._plans) >= PLANS_KEPT:
-                self._plans.clear()
-            self._plans[key] = answer
-        return self._plans[key]
+        plans = self._plans  # another dict once readouts have changed, so that no older answer gets into it
+        if (known := plans.get(key)) is not None:
+            return known
+        question = {"do": "plan", "request": to_data(request), "recorded": recorded}
+        answer: PlanAnswer = from_data(PlanAnswer, self._keeper.ask(question))
+        if len(plans) >= PLANS_KEPT:
+            plans.clear()
+        plans[key] = answer
+        return answer
 
     def estimate(self, request: GenerationRequest, folder: Path | None = None) -> Estimate:
         return self._estimate(request, folder or self.home.outputs, self.plan(request))
@@ -211,7 +215,8 @@ class LocalService(Service):
 
     def preferences(self) -> AccelPreferences:
         stored = self._queue.fact("accelerators")
-        return AccelPreferences() if stored is None else AccelPreferences(**stored)
+        known = {name: value for name, value in (stored or {}).items() if name in AccelPreferences.model_fields}
+        return AccelPreferences(**known)  # another version may have stored others
 
     def set_preferences(self, preferences: AccelPreferences) -> None:
         asked = GenerationRequest(accel=preferences)
@@ -237,7 +242,7 @@ class LocalService(Service):
 
     def _use_readouts(self) -> None:
         """A plan may be another one now."""
-        self._plans.clear()
+        self._plans = {}
         self._news.tell(Event("queue"))
 
     def _is_busy(self) -> bool:

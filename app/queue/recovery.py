@@ -30,21 +30,32 @@ def recover(queue: JobQueue) -> tuple[Job, ...]:
 
 
 def _settle(queue: JobQueue, job: Job) -> Job:
+    try:
+        result = _made(job)
+        if result is None:
+            _remove_lone_posters(job.spec.folder, outputs.safe_stem(job.spec.stem))
+        outputs.remove_drafts(job.spec.folder, job.uid)
+    except (OSError, ValueError):  # a folder that is out of reach must not keep the rest from being made
+        result = None
+    if result is not None:
+        return queue.finish(job.id, result)
+    begun = time.strftime("%H:%M", time.localtime(job.started))
+    error = JobError(
+        f"Kinetile was ended while it made this clip (begun at {begun}): retry the job to make it again.", "Crashed"
+    )
+    return queue.fail(job.id, "crashed", error)
+
+
+def _made(job: Job) -> JobResult | None:
+    """The clip that carries the job's uid, if it lies there under a final name."""
     for path in _candidates(job):
         try:
             metadata = read_metadata(path)
         except UsageError:
             continue
         if metadata.get("job") == job.uid:
-            outputs.remove_drafts(job.spec.folder, job.uid)
-            return queue.finish(job.id, _result(path, metadata))
-    _remove_lone_posters(job.spec.folder, outputs.safe_stem(job.spec.stem))
-    outputs.remove_drafts(job.spec.folder, job.uid)
-    begun = time.strftime("%H:%M", time.localtime(job.started))
-    error = JobError(
-        f"Kinetile was ended while it made this clip (begun at {begun}): retry the job to make it again.", "Crashed"
-    )
-    return queue.fail(job.id, "crashed", error)
+            return _result(path, metadata)
+    return None
 
 
 def _candidates(job: Job) -> Iterator[Path]:

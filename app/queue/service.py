@@ -289,6 +289,6 @@ def open_service(home: Home, *, seconds: float = 10.0, **options: Any) -> Servic
     that are submitted or wanted from now on, `previews=False` makes no pictures, `warm=True` starts the worker at once.
     Raises CannotRunError when the owner does not answer within `seconds`, or the folder or database can't be used.
     """
-    from app.queue import handing_over
+    from app.queue import opening
 
-    return handing_over.open_service(home, seconds, options)
+    return opening.open_service(home, seconds, options)

@@ -114,7 +114,10 @@ def read_metadata(path: Path | str) -> dict[str, Any]:
         sidecar = path.with_suffix(".json")
         if not sidecar.is_file() or sidecar.stat().st_size > _MAX_SIDECAR_BYTES:
             raise
-        return _parse(sidecar.read_bytes(), sidecar)
+        try:
+            return _parse(sidecar.read_bytes(), sidecar)
+        except OSError as error:
+            raise UsageError(f"{sidecar} can't be read ({error.strerror or error}): make it readable.") from error
 
 
 def read_request(path: Path | str) -> GenerationRequest:

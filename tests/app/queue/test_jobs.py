@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import UsageError
+from app.errors import DatabaseError, UsageError
 from app.estimate import Measured
 from app.queue.jobs import ENDED, Job, JobError, JobQueue, JobResult, JobState, Removal
 from app.worker.supervisor import ROOT
@@ -355,6 +354,6 @@ def test_a_row_that_can_not_be_read_holds_up_nobody(queue: JobQueue, caplog: pyt
 
 def test_the_database_refuses_an_unknown_state(queue: JobQueue) -> None:
     queue.submit([spec(Path("/x"))])
-    with pytest.raises(sqlite3.IntegrityError), queue._writing() as base:
+    with pytest.raises(DatabaseError), queue._writing() as base:
         base.execute("UPDATE jobs SET state = 'nonsense'")
     assert len(queue.waiting()) == 1

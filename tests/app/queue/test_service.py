@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import CannotRunError, KinetileError, UsageError
+from app.errors import CannotRunError, DatabaseError, KinetileError, UsageError
 from app.models import family_for
 from app.paths import Home
 from app.queue import handing_over
@@ -412,11 +411,11 @@ def test_a_database_that_can_not_be_written_for_a_while_loses_no_end(
     finish = owner._queue.finish
     refused: list[int] = []
 
-    def full(identity: int, result: JobResult) -> Job:
+    def full(identity: int, result: JobResult, took: Any = None) -> Job:
         if len(refused) < 2:
             refused.append(identity)
-            raise sqlite3.OperationalError("database or disk is full")
-        return finish(identity, result)
+            raise DatabaseError("database or disk is full")
+        return finish(identity, result, took)
 
     monkeypatch.setattr(owner._queue, "finish", full)
     jobs = ended(owner, owner.submit([spec(home.outputs, seed=1), spec(home.outputs, seed=2)]))

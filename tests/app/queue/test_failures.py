@@ -1,0 +1,79 @@
+"""A full disk, a cancel at a bad moment, an owner that can't be made: nothing is lost and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from typing import Any
+
+import pytest
+
+from app.errors import CannotRunError, DatabaseError
+from app.paths import Home
+from app.queue.jobs import Job, JobQueue
+from app.queue.service import open_service
+from tests.app.services import ended, service_in_thread, spec
+from tests.app.standin import StandIn
+from tests.app.workers import in_thread
+
+
+def test_a_clip_that_is_there_is_never_written_down_as_failed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when a finished clip is to be recorded, and Kinetile is stopped meanwhile."""
+    service = service_in_thread(home, StandIn)
+    tried = threading.Event()
+
+    def full(*_: Any) -> Job:
+        tried.set()
+        raise DatabaseError("database or disk is full")
+
+    monkeypatch.setattr(service._queue, "finish", full)
+    (job,) = service.submit([spec(home.outputs)])
+    assert tried.wait(60)
+    service.stop()
+    again = service_in_thread(home, StandIn)
+    assert [(one.id, one.state) for one in again.recovered] == [(job.id, "done")]
+    again.stop()
+
+
+def test_a_cancel_between_taking_and_beginning_a_job_counts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = service_in_thread(home, StandIn)
+    taken, go_on = threading.Event(), threading.Event()
+    take = owner._queue.take
+
+    def slowly(*batches: Any) -> Job | None:
+        job = take(*batches)
+        if job is not None:
+            taken.set()
+            go_on.wait(60)
+        return job
+
+    monkeypatch.setattr(owner._queue, "take", slowly)
+    (job,) = owner.submit([spec(home.outputs)])
+    assert taken.wait(60)
+    owner.cancel([job.id])
+    go_on.set()
+    assert ended(owner, [job])[0].state == "cancelled"
+    owner.stop()
+
+
+def test_an_owner_whose_door_can_not_be_made_leaves_nothing_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("app.queue.handing_over.Door._write_card", full)
+        with pytest.raises(CannotRunError, match="No space left"):
+            open_service(home, seconds=1, launch=in_thread(StandIn))
+    assert "dispatcher" not in [thread.name for thread in threading.enumerate()]
+    service = open_service(home, seconds=1, launch=in_thread(StandIn))
+    assert service.owner
+    service.stop()
+
+
+def test_what_the_database_can_not_do_is_a_sentence(home: Home) -> None:
+    queue = JobQueue(home.database)
+    queue._base.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(DatabaseError, match=r"database or disk is full.*free some space"):
+        queue.submit([spec(home.outputs, prompt="x" * 90_000) for _ in range(20)])
+    assert queue.waiting() == ()
+    queue.close()
