@@ -4,3 +4,4 @@ Importing this package imports nothing else, so that the launcher, ``--help`` an
 """
 
 __version__ = "0.1.0"
+OLDEST = (3, 11)  # the oldest Python that will do

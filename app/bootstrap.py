@@ -16,13 +16,14 @@ Exit codes: 0 all done, 1 some failed, 2 bad usage, 3 cannot run here, 130 inter
 import os
 import sys
 
+from app import OLDEST
+
 MYPY = False  # type checkers take it for true; Python 2 has no typing
 if MYPY:
     from typing import Any, List, Optional, Sequence, Tuple  # noqa: F401
 
     from app.environment.venv import Venv  # noqa: F401
 
-OLDEST = (3, 11)
 CANNOT_RUN = 3
 INTERRUPTED = 130
 # Set for the process that was handed over to: it must not look for an environment again.
@@ -30,14 +31,18 @@ HANDED_OVER = "KINETILE_HANDED_OVER"
 # pytest's exit codes as ours: 2 is an error while collecting (or Ctrl-C, told apart), 3 internal, 4 usage, 5 no test.
 PYTEST_CODES = {0: 0, 1: 1, 2: 1, 3: 1, 4: 2, 5: 1}
 
-SHORT_HELP = """usage: python launch.py [--headless [SOURCE ...] | --doctor] [options]
+SHORT_HELP = """usage: python launch.py [--headless [SOURCE ...] | --share SOURCE | --doctor | --bench |
+                         --verify MODEL] [options]
 
 Kinetile turns a prompt into a short video, on this machine.
 
   (no argument)         open the page
   --headless [SOURCE]   make clips without the page: presets, JSONL, MP4s, share
                         codes; with no SOURCE, the first example
+  --share SOURCE        print the share code of a preset or clip
   --doctor              say what this machine has and what will be used
+  --bench               measure this machine: speed, error, share of its peak
+  --verify MODEL        compare a model's clips: plain PyTorch, and what is chosen
 
 Once the first start has installed what is needed, --help shows every option.
 """
@@ -143,7 +148,14 @@ def launch(options, rest, root):
         return run_here(rest)
     if options.help:
         return show_help(options, rest)
-    python = find_python(options, root)
+    try:
+        python = find_python(options, root)
+    except OSError as error:
+        say(
+            "the environment in %s can't be made ready (%s); make room there or the folder writable, and start again."
+            % (os.path.join(root, ".venv"), error)
+        )
+        return CANNOT_RUN
     if options.test:
         return run_tests(python, options, rest, root)
     if python == sys.executable:

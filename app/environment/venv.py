@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from app.bootstrap import OLDEST
+from app import OLDEST
 from app.environment.builds import TABLE
 from app.environment.handover import child_environment
 from app.errors import CannotRunError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app import bootstrap
+from app import bootstrap, cli
 from app.environment import machine
 from app.environment.venv import Stamp, Venv, fingerprint
 from app.errors import CannotRunError, UsageError
@@ -37,6 +38,42 @@ def test_an_old_python_gets_exit_code_3(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "version_info", (3, 9, 1, "final", 0))
     assert bootstrap.main(["--headless"]) == 3
     assert capsys.readouterr().err.startswith("kinetile: this is Python 3.9.1")
+
+
+def test_a_disk_that_refuses_is_one_sentence(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", str(clone / ".venv/kinetile.json"))
+
+    monkeypatch.setattr(bootstrap, "prepare", full)
+    assert bootstrap.main(["--headless"], str(clone)) == 3
+    told = capsys.readouterr().err
+    assert f"kinetile: the environment in {clone / '.venv'} can't be made ready" in told
+    assert "No space left on device" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_what_runs_in_the_environment_tells_its_own_trouble(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError("a mistake of ours")
+
+    monkeypatch.setattr(bootstrap, "find_python", lambda *_: sys.executable)
+    monkeypatch.setattr(bootstrap, "run_here", broken)
+    with pytest.raises(OSError, match="a mistake of ours"):
+        bootstrap.main(["--headless"], str(clone))
+
+
+def test_the_short_help_names_every_verb() -> None:
+    verbs = [
+        option
+        for group in cli.parser()._mutually_exclusive_groups
+        for action in group._group_actions
+        for option in action.option_strings
+        if option != "--version"
+    ]
+    assert len(verbs) == 5
+    assert all(f"\n  {verb} " in bootstrap.SHORT_HELP for verb in verbs)
 
 
 def split(*words: str) -> tuple[bool, str, bool, bool, bool, list[str]]:
