@@ -160,15 +160,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(options: argparse.Namespace) -> int:
-    if options.bench or options.verify is not None:
+    verb = _verb(options)
+    if verb and (flag := _given(options, _FOR_PAGE)):
+        raise UsageError(f"{flag} is for the page, which does not open with {verb}: leave one of the two out.")
+    if verb in ("--bench", "--verify"):
         return _bench(options)
     if isinstance(options.as_json, Path):
         raise UsageError(f"--json {options.as_json}: a file goes with --bench or --verify; here --json has none.")
     if others := _given(options, _FOR_BENCHES):
         raise UsageError(f"{others} goes with --bench or --verify.")
-    if options.doctor:
+    if flag := _given(options, _IGNORED_BY.get(verb, ())):
+        raise UsageError(f"{flag} goes with --headless, not with {verb}.")
+    if verb == "--doctor":
         return _doctor(options)
-    if options.headless is None and options.share is None:
+    if not verb:
         return _page(options)
     from app import headless
     from app.paths import home
@@ -203,11 +208,18 @@ def _page(options: argparse.Namespace) -> int:
     )
 
 
+def _verb(options: argparse.Namespace) -> str:
+    """What is to be done, as it is written; empty for the page."""
+    asked = vars(options)
+    verbs = ("headless", "share", "doctor", "bench", "verify")
+    return next((f"--{name}" for name in verbs if asked[name] not in (None, False)), "")
+
+
 def _given(options: argparse.Namespace, names: Sequence[str]) -> str:
     """The first of these options that was given, as it is written; empty when none was."""
     asked = vars(options)
-    name = next((name for name in names if asked.get(name) not in (None, False, [])), "")
-    return "--set" if name == "assignments" else name and f"--{name.removeprefix('as_').replace('_', '-')}"
+    name = next((name for name in names if not (asked[name] is None or asked[name] is False or asked[name] == [])), "")
+    return _WRITTEN.get(name) or (name and f"--{name.replace('_', '-')}")
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -235,6 +247,12 @@ def _bench(options: argparse.Namespace) -> int:
 
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", "count", "strict", "accel", "out", "resume", "fail_fast", "dry_run", "as_json")
+_FOR_PAGE = ("port", "open_browser", "listen", "auth", "no_auth")
+_IGNORED_BY = {
+    "--share": ("count", "strict", "out", "resume", "fail_fast", "dry_run", "as_json"),
+    "--doctor": ("assignments", "count", "strict", "out", "resume", "fail_fast", "dry_run"),
+}
+_WRITTEN = {"assignments": "--set", "as_json": "--json", "open_browser": "--open"}
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -275,14 +293,9 @@ def _accel_assignments(groups: Sequence[str]) -> list[str]:
 
 
 def _complain(error: BaseException, code: int) -> int:
-    """One sentence on stderr; KINETILE_DEBUG=1 adds where it came from."""
-    from app.strict_json import printable
+    from app.console import complain
 
-    print(printable(str(error)), file=sys.stderr, flush=True)
-    if os.environ.get("KINETILE_DEBUG") == "1":
-        import traceback
-
-        traceback.print_exception(error, file=sys.stderr)
+    complain(error, sys.stderr)
     return code
 
 

@@ -4,7 +4,9 @@ Plain lines are for logs and pipes: one when a stage begins, then at most one ev
 itself. Both show names from elsewhere without the characters that would command a terminal.
 """
 
+import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
@@ -54,6 +56,13 @@ def reporter_for(stream: TextIO) -> Reporter:
         if not console.is_dumb_terminal:
             return RichReporter(console)
     return PlainReporter(stream)
+
+
+def complain(error: BaseException, stream: TextIO, label: str = "") -> None:
+    """One sentence for a person; where it came from only with KINETILE_DEBUG=1."""
+    print(printable(f"{label}: {error}" if label else str(error)), file=stream, flush=True)
+    if os.environ.get("KINETILE_DEBUG") == "1":
+        print(getattr(error, "detail", "") or "".join(traceback.format_exception(error)), file=stream, flush=True)
 
 
 def duration(seconds: float) -> str:

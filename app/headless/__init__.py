@@ -11,15 +11,13 @@ request.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any, TextIO
 
 from app.answers import PlanAnswer
-from app.console import Reporter, duration, reporter_for
+from app.console import Reporter, complain, duration, reporter_for
 from app.engine import acceleration
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
 from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, prepare, resumed
@@ -27,7 +25,6 @@ from app.headless.following import Follower
 from app.headless.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
 from app.queue.service import Service, open_service
-from app.strict_json import printable
 from app.video.outputs import size_text
 from app.worker.render import versions
 
@@ -312,12 +309,4 @@ def _estimate_line(found: Sequence[Any]) -> str:
     return f"Estimate: about {duration(seconds)}, {found[0].basis}; {text}."
 
 
-def complain(error: BaseException, stream: TextIO, label: str = "") -> None:
-    """One sentence for a person; where it came from only with KINETILE_DEBUG=1."""
-    print(printable(f"{label}: {error}" if label else str(error)), file=stream, flush=True)
-    if os.environ.get("KINETILE_DEBUG") == "1":
-        detail = getattr(error, "detail", "") or "".join(traceback.format_exception(error))
-        print(detail, file=stream, flush=True)
-
-
-__all__ = ["BatchSettings", "Outcome", "complain", "run_batch", "share"]
+__all__ = ["BatchSettings", "Outcome", "run_batch", "share"]

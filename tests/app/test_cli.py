@@ -105,6 +105,16 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--bench", "--plot", "x.pdf"], "name a file that ends in .svg or .png"),
         (["--bench", "--preset", "nonsense"], "nonsense"),
         (["--headless", "--home", ""], "--home"),
+        (["--headless", "--port", "0"], "--port is for the page, which does not open with --headless"),
+        (["--doctor", "--open"], "--open is for the page"),
+        (["--bench", "--listen"], "--listen is for the page, which does not open with --bench"),
+        (["--verify", "starter", "--no-auth"], "--no-auth is for the page"),
+        (["--share", "x", "--auth", ""], "--auth is for the page"),
+        (["--share", "starter-rocket", "--count", "2"], "--count goes with --headless, not with --share"),
+        (["--share", "starter-rocket", "--json"], "--json goes with --headless, not with --share"),
+        (["--doctor", "--strict"], "--strict goes with --headless, not with --doctor"),
+        (["--doctor", "--out", "x"], "--out goes with --headless, not with --doctor"),
+        (["--doctor", "--set", "steps=2"], "--set goes with --headless, not with --doctor"),
         (["--headless", "--out", " "], "--out is empty"),
         (["--headless", "--out", "a\udcff"], "--out a?: the name holds a byte that is not UTF-8"),
     ],
@@ -185,12 +195,12 @@ def test_doctor_speaks_of_the_starter_where_it_can_be_described(
 
 
 def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from accel import AccelError, ModelTraits, Preferences, doctor
+    from accel import AccelError, Preferences, doctor
 
     seen: list[Preferences] = []
     monkeypatch.setattr("app.engine.acceleration.as_shipped", lambda family, home: doctor.TYPICAL)
 
-    def report(as_json: bool, traits: ModelTraits, preferences: Preferences) -> int:
+    def report(preferences: Preferences, **_: Any) -> int:
         seen.append(preferences)
         if preferences.vae == "fast":
             raise AccelError("vae=fast can't be used here")
