@@ -32,7 +32,7 @@ class MeasureAsk:
 
     @property
     def title(self) -> str:
-        """The clip that is measured, in words: "the starter, 256x160, 25 frames"."""
+        """The clip that is measured, in words: "Starter, 256x160, 25 frames, 20 steps"."""
         one = self.request
         return f"{family_for(one.model).title}, {one.width}x{one.height}, {one.frames} frames, {one.steps} steps"
 

@@ -45,9 +45,6 @@ class Pip(Protocol):
     ) -> int:
         """Install with visible progress; 0 when all went well, 130 when interrupted, another number otherwise."""
 
-    def uninstall(self, name: str) -> int:
-        """Take one package out."""
-
 
 class RealPip:
     """``python -m pip`` of one environment."""
@@ -88,9 +85,6 @@ class RealPip:
             file.write_text("\n".join(constraints) + "\n", encoding="utf-8")
             options += ["--constraint", os.fspath(file)]
         return self._run("install", *options, *requirements)
-
-    def uninstall(self, name: str) -> int:
-        return self._run("uninstall", "--yes", name)
 
     def _run(self, *words: str) -> int:
         sys.stderr.flush()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from app.errors import UsageError
 from app.models import starter
-from app.models.base import Family, Normalised
-from app.request import GenerationRequest
+from app.models.base import Family
 from app.strict_json import short
 from app.validation import closest
 
@@ -24,8 +23,3 @@ def family_for(model: str) -> Family:
             return family
     known = [family.name for family in all_families()]
     raise UsageError(f"model: {short(model)} is not known.{closest(model, known)} Known models: {', '.join(known)}.")
-
-
-def normalise(request: GenerationRequest, strict: bool = False) -> Normalised:
-    """The request as its own model can take it; see Family.normalise. Raises UsageError."""
-    return family_for(request.model).normalise(request, strict)

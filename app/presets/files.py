@@ -25,6 +25,7 @@ from app.paths import Home, inside, relative_name
 from app.request import Data, GenerationRequest, Text, canonical, request_from
 from app.strict_json import MAX_BYTES, Document, dumps, parse
 from app.validation import VERSION, check, version_of
+from app.video.outputs import place
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets"
 FIRST = "starter-rocket"
@@ -186,15 +187,6 @@ def rename_own(home: Home, name: str, title: str) -> Path:
     return new
 
 
-def delete_own(home: Home, name: str) -> None:
-    """Delete an own preset. Raises UsageError if there is none of that name, CannotRunError if the disk refuses."""
-    path = own_path(home, name)
-    try:
-        path.unlink()
-    except OSError as error:
-        raise CannotRunError(f"{path} can't be deleted ({error.strerror}).") from error
-
-
 def own_path(home: Home, name: str) -> Path:
     """The file of the own preset ``name``. Raises UsageError if there is none."""
     try:
@@ -255,14 +247,9 @@ def _write(path: Path, data: bytes, overwrite: bool) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if not overwrite:
-            try:
-                os.link(temporary, path)  # of two writers at the same moment one is refused
-                return
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without links
-                path.open("xb").close()
-        os.replace(temporary, path)
+        if overwrite:
+            os.replace(temporary, path)
+        else:
+            place(temporary, path)  # of two writers at the same moment one is refused
     finally:
         temporary.unlink(missing_ok=True)

@@ -151,7 +151,7 @@ class Draft:
         placed: list[str] = []
         try:
             for suffix, path in final.items():
-                _place(self._files[suffix], path)
+                place(self._files[suffix], path)
                 placed.append(suffix)
         except BaseException:
             for suffix in placed:
@@ -211,8 +211,10 @@ def new_folder(parent: Path, stem: str) -> Path:
     raise AssertionError("unreachable: the numbers do not end")
 
 
-def _place(draft: Path, final: Path) -> None:
-    """Make ``final`` the drafted file; FileExistsError if the name is taken."""
+def place(draft: Path, final: Path) -> None:
+    """Make ``final`` the drafted file, whole or not at all; the draft may remain. Raises OSError, FileExistsError if
+    the name is taken.
+    """
     try:
         os.link(draft, final)
     except FileExistsError:

@@ -96,9 +96,3 @@ def free_memory(read: Callable[[str], str | None] | None = None) -> tuple[int, s
 def _reclaimable(stat: str) -> int:
     values = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
     return next((int(values[name]) for name in reversed(_RECLAIMABLE) if name in values), 0)
-
-
-@functools.cache
-def whole_memory() -> int:
-    """Bytes of memory that this process may ever have: the machine's or the container's; 0 if unknown."""
-    return limits.memory(LocalHost()).usable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models import normalise
+from app.models import family_for
 from app.presets import decode_code, encode_code, read_source, shipped_presets
 from app.request import parse_request
 
@@ -30,7 +30,7 @@ def test_each_runs_as_asked(path: Path) -> None:
     (found,) = read_source(str(path))
     assert found.title
     assert found.warnings == ()
-    assert normalise(found.request, strict=True).adjustments == ()
+    assert family_for(found.request.model).normalise(found.request, strict=True).adjustments == ()
     data = json.loads(path.read_text(encoding="utf-8"))
     assert list(data) == ["kinetile", "title", "notes", "request"]
     assert len(data["notes"]) <= 120

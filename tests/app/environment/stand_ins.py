@@ -96,10 +96,6 @@ class FakePip:
             self._unpack(requirement.name, found)
         return 0
 
-    def uninstall(self, name: str) -> int:
-        self.calls.append(("uninstall", name))
-        return 0
-
     def _find(self, requirement: Requirement, index: str) -> Candidate | None:
         offers = self.offers.get((index, requirement.name), {})
         fitting = [version for version in offers if requirement.allows(version)]

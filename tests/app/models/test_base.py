@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UsageError
-from app.models import normalise
+from app.models import family_for
 from app.models.base import Defaults, Family, Grid, Rules
 from app.request import GenerationRequest, Lora, parse_request
 from tests.app.models.vocabulary import write_tokenizer
@@ -137,8 +137,9 @@ def test_a_model_that_is_not_here_yet_counts_no_tokens(family: Family) -> None:
 @given(st.integers(1, 16_384), st.integers(1, 16_384), st.integers(1, 10_000), st.integers(1, 1000))
 def test_normalising_always_fits_and_is_stable(width: int, height: int, frames: int, steps: int) -> None:
     asked = GenerationRequest(width=width, height=height, frames=frames, steps=steps)
-    done = normalise(asked)
-    again = normalise(parse_request(done.request.model_dump(mode="json"), "x"), strict=True)
+    model = family_for(asked.model)
+    done = model.normalise(asked)
+    again = model.normalise(parse_request(done.request.model_dump(mode="json"), "x"), strict=True)
     assert again.request == done.request
     assert {a.field for a in done.adjustments} == {
         name for name in ("width", "height", "frames", "steps") if getattr(asked, name) != getattr(done.request, name)

@@ -16,7 +16,6 @@ from app.errors import CannotRunError, UsageError
 from app.paths import Home
 from app.presets.files import (
     Preset,
-    delete_own,
     load_preset,
     own_presets,
     read_preset,
@@ -231,11 +230,20 @@ def test_invalid_presets_are_never_written(tmp_path: Path, preset: Preset) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_fills_up_leaves_no_empty_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "not here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "rename" if os.name == "nt" else "replace", refuse)
+    with pytest.raises(CannotRunError, match="can't be written"):
+        save_preset(Preset("ball"), tmp_path / "ball.json")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_own_presets_list_broken_files_with_their_reason(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert own_presets(home) == ()
-    with pytest.raises(UsageError):
-        delete_own(home, "nothing")
     assert list(tmp_path.iterdir()) == []
     for name, content in {"a": "{}", "b": '{"model": null}', "c": "[1]", "d": "", "e": GOOD}.items():
         write(home.presets / f"{name}.json", content)
@@ -251,7 +259,7 @@ def test_own_presets_list_broken_files_with_their_reason(tmp_path: Path) -> None
         assert entry.problem.startswith(str(entry.path))
 
 
-def test_own_presets_are_saved_renamed_and_deleted(tmp_path: Path) -> None:
+def test_own_presets_are_saved_and_renamed(tmp_path: Path) -> None:
     home = Home(tmp_path)
     path = save_own(home, Preset("Über: die Wolken / 雲", "n", {"prompt": "x"}))
     assert path.name == "über-die-wolken-雲.json"
@@ -267,11 +275,9 @@ def test_own_presets_are_saved_renamed_and_deleted(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already"):
         rename_own(home, "clouds", "Other")
     assert load_preset(new).title == "CLOUDS!"
-    delete_own(home, "clouds")
+    new.unlink()
     assert [entry.name for entry in own_presets(home)] == ["other"]
     for name in ("clouds", "../other", "/etc/passwd", "", "a\0"):
-        with pytest.raises(UsageError, match="No preset of yours"):
-            delete_own(home, name)
         with pytest.raises(UsageError, match="No preset of yours"):
             rename_own(home, name, "x")
 
