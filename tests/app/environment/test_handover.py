@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.environment.handover import Relay, child_environment, exit_code, in_foreground, run_child
+from app.environment.handover import Relay, child_environment, exit_code, run_child
 
 WAIT_FOR_SIGNAL = """
 import signal, sys, time
@@ -77,9 +77,8 @@ def _relay(numbers: Sequence[int], foreground: bool) -> tuple[int, bool]:
         with Relay(child, foreground=lambda: foreground) as relay:
             for number in numbers:
                 os.kill(os.getpid(), number)
-            still_there = child.poll() is None
-            if foreground and still_there:
-                child.terminate()
+            if foreground and signal.SIGTERM not in numbers:
+                child.terminate()  # nothing else ends it
             return child.wait(timeout=30), relay.interrupted
 
 
@@ -177,8 +176,19 @@ sys.exit(7)
 """
 
 
-def test_whether_we_are_in_the_foreground_can_be_asked() -> None:
-    assert in_foreground() in (True, False)
+@posix
+def test_without_a_terminal_we_are_not_in_its_foreground() -> None:
+    script = "from app.environment.handover import in_foreground; print(in_foreground())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
 
 
 @posix

@@ -1,0 +1,113 @@
+"""How the parts hang together: who may import whom, no circles, no module that grew too long."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_LINES = 400
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for folder in ("app", "accel")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+Imports = dict[str, set[str]]
+
+
+def imports(name: str, tree: ast.Module, is_package: bool, known: Mapping[str, object], inside: bool) -> Iterator[str]:
+    """The known modules that `name` imports: at module level, and with `inside` in functions and for types too."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        lazy = lazy or (isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "MYPY"))
+        if inside or not lazy:
+            nodes += ast.iter_child_nodes(node)
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            found = [whole if (whole := f"{base}.{alias.name}") in known else base for alias in node.names]
+        yield from (one for one in found if one in known and one != name)
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def graph(trees: Mapping[str, ast.Module], inside: bool) -> Imports:
+    return {
+        name: set(imports(name, tree, FILES[name].name == "__init__.py", FILES, inside)) for name, tree in trees.items()
+    }
+
+
+def circle(edges: Imports) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_the_accelerators_know_nothing_of_the_studio(trees: Mapping[str, ast.Module]) -> None:
+    edges = graph(trees, inside=True)
+    strays = {
+        name: sorted(found) for name, seen in edges.items() if (found := {one for one in seen if room(one) == "app"})
+    }
+    assert {name: seen for name, seen in strays.items() if room(name) == "accel"} == {}
+    assert "app.engine.acceleration" in edges
+    assert any(room(one) == "accel" for one in edges["app.engine.acceleration"]), "the reader sees no imports at all"
+
+
+def test_only_the_command_line_opens_the_page(trees: Mapping[str, ast.Module]) -> None:
+    edges = graph(trees, inside=True)
+    users = {name for name, seen in edges.items() if any(is_page(one) for one in seen) and not is_page(name)}
+    assert users == {"app.cli"}
+
+
+def test_no_module_level_imports_go_in_circles(trees: Mapping[str, ast.Module]) -> None:
+    assert circle(graph(trees, inside=False)) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_module_is_short_enough_to_be_read(name: str) -> None:
+    assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "found"),
+    [
+        ("import app.cli", False, {"app.cli"}),
+        ("from app import cli, __version__", False, {"app.cli", "app"}),
+        ("from .service import Service\nfrom .. import cli", False, {"app.queue.service", "app.cli"}),
+        ("def f():\n    import app.cli", False, set()),
+        ("def f():\n    import app.cli", True, {"app.cli"}),
+        ("if TYPE_CHECKING:\n    import app.cli", False, set()),
+        ("class A:\n    try:\n        import app.cli\n    except ImportError:\n        pass", False, {"app.cli"}),
+    ],
+)
+def test_the_reader_above_sees_imports(text: str, inside: bool, found: set[str]) -> None:
+    assert set(imports("app.queue.owner", ast.parse(text), False, FILES, inside)) == found
+
+
+def test_the_search_above_finds_circles() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert not circle({"a": {"b", "c"}, "b": {"c"}})
+
+
+def room(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def is_page(name: str) -> bool:
+    return name == "app.ui" or name.startswith("app.ui.")
