@@ -26,6 +26,8 @@ STOCK = "stock"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short spellings that are understood beside the full ones."""
 
+PLACES = {"cuda": "a GPU", "cpu": "the CPU", "mps": "Apple's GPU"}
+
 KINDS: dict[StageName, tuple[Kind, ...]] = {
     "text_encoder": ("linear",),
     "transformer": ("attention", "linear"),
@@ -215,7 +217,8 @@ class _Planner:
         """Every reason against one backend for one stage."""
         reasons = []
         if place not in item.devices:
-            reasons.append(f"{item.name} runs on {' or '.join(item.devices)}, the {traits.stage} on {place}")
+            where = " or ".join(PLACES.get(device, device) for device in item.devices)
+            reasons.append(f"it runs on {where}, the {traits.stage.replace('_', ' ')} on {PLACES.get(place, place)}")
         if item.kind == "attention" and not traits.reachable:
             reasons.append(traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention")
         if dtype not in item.dtypes:

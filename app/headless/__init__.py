@@ -268,7 +268,8 @@ class _Batch:
         self._reporter.say(f"{text}. Folder: {self._settings.folder}")
         if waiting:
             self._reporter.say(
-                f"{_clips(waiting)} still queued: the same command with --resume, or --headless --resume, goes on."
+                f"{_clips(waiting)} still queued: --headless --resume goes on with that; the same command with --resume "
+                "also makes what was stopped."
             )
 
     def _exit_code(self, stopped: bool) -> int:

@@ -76,7 +76,7 @@ def _form(context: Context) -> dict[str, Any]:
     made["length"] = gr.HTML("", elem_id="kt-length", apply_default_css=False)
     with gr.Row(elem_classes=["kt-fields", "kt-seeds"]):
         made["seed_mode"] = gr.Radio([RANDOM, FIXED, REUSE], value=RANDOM, label="Seed", elem_classes=["kt-seed-mode"])
-        made["seed"] = gr.Textbox("", label="Seed number", max_lines=1, max_length=16, elem_classes=["kt-seed"])
+        made["seed"] = gr.Textbox("", label="Seed number", max_lines=1, max_length=40, elem_classes=["kt-seed"])
         made["count"] = gr.Number(1, label="Clips", elem_classes=["kt-count"])
     with gr.Accordion("More", open=False, elem_classes=["kt-more"]):
         with gr.Row(elem_classes=["kt-fields"]):
@@ -150,6 +150,8 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     )
     stage.change(form_estimate, fields, [parts["estimate"]], **estimating)
     gr.on(changes, None, [*fields, store], [store], js=_SAVE, **PRIVATE)
+
+    gr.on(changes, None, None, [parts["notice"]], js="() => ''", **PRIVATE)  # it spoke of what stood there before
 
     size = [parts["width"], parts["height"]]
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
@@ -230,7 +232,7 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
         request = _normalised(context, values).request
         found = context.service.estimate(request)
     except KinetileError as error:
-        return f'<p class="kt-hint">{escaped(error)}</p>' if not isinstance(error, UsageError) else gr.skip()
+        return "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(error)}</p>'
     count = int(request.count)
     if found.seconds is None:
         time = "time not known before the first clip"

@@ -58,7 +58,10 @@ class FormFields:
 
     def read(self, *values: Any) -> GenerationRequest:
         """The request that the form asks for. Raises UsageError naming the field."""
-        return request_of(dict(zip(NAMES, values, strict=True)))
+        try:
+            return request_of(dict(zip(NAMES, values, strict=True)))
+        except UsageError as error:
+            raise UsageError(str(error).removeprefix("Create, ").replace(" or null", "")) from error
 
 
 def values_of(request: GenerationRequest) -> dict[str, Any]:

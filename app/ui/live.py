@@ -21,7 +21,8 @@ from app.errors import KinetileError
 from app.progress import Progress
 from app.queue.jobs import Job
 from app.queue.service import JobProgress, OwnerGoneError, Preview, Subscription
-from app.ui.context import Context, file_url, seconds_text
+from app.request import GenerationRequest
+from app.ui.context import Context, file_url, plural, seconds_text
 from app.ui.queue_view import shown_file
 
 RECENT = 12
@@ -155,6 +156,8 @@ def _running(job: Job, progress: JobProgress | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         "job": job.id,
         "title": job.spec.name,
+        "prompt": request.prompt,
+        "settings": _settings(request),
         "width": request.width,
         "height": request.height,
         "fraction": 0.0,
@@ -194,10 +197,18 @@ def clip_data(job: Job) -> dict[str, Any]:
         "name": result.output.name,
         "facts": timing_line(result.timings),
         "accelerators": acceleration.summary(result.plan, result.report),
-        "settings": f"{request.width}×{request.height} · {request.frames} frames at {request.fps:g} fps · "
-        f"{request.steps} steps · guidance {request.guidance:g} · seed {request.seed}",
+        "settings": _settings(request),
         "notes": [item.reason for item in job.spec.adjustments] + list(result.warnings),
     }
+
+
+def _settings(request: GenerationRequest) -> str:
+    """A resolved request in one line."""
+    frames, steps = plural(int(request.frames or 0), "frame"), plural(int(request.steps or 0), "step")
+    return (
+        f"{request.width}×{request.height} · {frames} at {request.fps:g} fps · {steps} · "
+        f"guidance {request.guidance:g} · seed {request.seed}"
+    )
 
 
 def ended_data(job: Job) -> dict[str, Any]:

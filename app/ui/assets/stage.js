@@ -24,6 +24,29 @@ function play() {
   if (!still && part('video').src) part('video').play().catch(() => {});
 }
 
+function tell(what, times, accelerators, notes, ready) {
+  text(part('title'), what.prompt || what.title);
+  text(part('settings'), what.settings);
+  text(part('times'), times);
+  text(part('accelerators'), accelerators);
+  part('notes').replaceChildren(...notes.map((note) => Object.assign(document.createElement('li'), {textContent: note})));
+  element.querySelector('.ks-code').hidden = true;
+  for (const name of ['reuse', 'share']) element.querySelector(`[data-do=${name}]`).disabled = !ready;
+  const link = element.querySelector('[data-do=download]');
+  if (ready) { link.href = what.video; link.download = what.name; link.removeAttribute('aria-disabled'); }
+  else { link.removeAttribute('href'); link.setAttribute('aria-disabled', 'true'); }
+}
+
+// What is said belongs to what is seen: the clip that is being made, which can't be had yet.
+function showRunning(running) {
+  size(running.width, running.height);
+  show('preview');
+  state.clip = null;
+  tell(running, '', '', [], false);
+}
+
+const brief = (words) => words.length > 120 ? words.slice(0, 119) + '…' : words;
+
 function showClip(clip) {
   const video = part('video');
   const other = !state.clip || state.clip.job !== clip.job;
@@ -32,16 +55,8 @@ function showClip(clip) {
     size(clip.width, clip.height);
     video.poster = clip.poster;
     video.src = clip.video;
-    video.setAttribute('aria-label', 'Clip: ' + (clip.prompt || clip.title));
-    text(part('title'), clip.prompt || clip.title);
-    text(part('settings'), clip.settings);
-    text(part('times'), clip.facts);
-    text(part('accelerators'), clip.accelerators);
-    part('notes').replaceChildren(...clip.notes.map((note) => Object.assign(document.createElement('li'), {textContent: note})));
-    const link = element.querySelector('[data-do=download]');
-    link.href = clip.video; link.download = clip.name; link.removeAttribute('aria-disabled');
-    element.querySelector('.ks-code').hidden = true;
-    for (const name of ['reuse', 'share']) element.querySelector(`[data-do=${name}]`).disabled = false;
+    video.setAttribute('aria-label', 'Clip: ' + brief(clip.prompt || clip.title));
+    tell(clip, clip.facts, clip.accelerators, clip.notes, true);
     window.kinetile.seed = clip.seed;
   }
   show('clip');
@@ -55,7 +70,7 @@ function showPreview(preview) {
   node.style.backgroundImage = `url(${preview.picture})`;
   node.style.setProperty('--ks-frames', preview.frames);
   node.dataset.number = preview.number;
-  if (state.running && !state.chosen) { size(state.running.width, state.running.height); show('preview'); }
+  if (state.running && !state.chosen) showRunning(state.running);
 }
 
 function markChosen() {
@@ -72,8 +87,8 @@ function showRecent(clips) {
     if (old) return old;
     const node = document.createElement('button');
     node.type = 'button'; node.dataset.do = 'show'; node.dataset.job = clip.job;
-    node.title = clip.prompt || clip.title;
-    node.setAttribute('aria-label', 'Show the clip: ' + (clip.prompt || clip.title));
+    node.title = brief(clip.prompt || clip.title);
+    node.setAttribute('aria-label', 'Show the clip: ' + node.title);
     const picture = document.createElement('img');
     picture.src = clip.poster; picture.alt = ''; picture.loading = 'lazy'; picture.width = clip.width; picture.height = clip.height;
     node.append(picture);
@@ -103,7 +118,7 @@ function take(news) {
   state.running = news.running;
   if (news.running && (!before || before.job !== news.running.job)) {
     text(part('trouble'), '');
-    if (!state.chosen) { size(news.running.width, news.running.height); part('preview').style.backgroundImage = 'none'; show('preview'); }
+    if (!state.chosen) { part('preview').style.backgroundImage = 'none'; showRunning(news.running); }
   }
   if (news.running && news.running.text.startsWith('starting')) part('picture').classList.add('ks-waiting'); else part('picture').classList.remove('ks-waiting');
   if (news.preview) showPreview(news.preview);
