@@ -7,8 +7,10 @@ call or step; pressed twice, at once.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,8 +20,7 @@ from accel.readouts.results import Clip, Measurement, Results
 from app.console import Reporter, reporter_for
 from app.errors import Cancelled, CannotRunError, JobFailedError, UsageError
 from app.headless.interrupt import Interrupts
-from app.measuring import MeasureAsk, Measuring
-from app.models import family_for
+from app.measuring import MeasureAsk, Measuring, subject_of
 from app.paths import Home
 from app.presets import FIRST, read_source
 from app.queue.service import Service, open_service
@@ -52,6 +53,10 @@ def run_bench(settings: BenchSettings, stdout: TextIO | None = None, stderr: Tex
     out, err = stdout or sys.stdout, stderr or sys.stderr
     if settings.plot is not None and settings.plot.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--plot {settings.plot}: name a file that ends in .svg or .png.")
+    files = [file for file in (settings.json, settings.plot) if isinstance(file, Path)]
+    for file in files:
+        if not os.access(file.absolute().parent, os.W_OK) or file.is_dir():
+            raise CannotRunError(f"{file} can't be written: name another file, in a folder that exists and can be written.")
     ask = ask_of(settings)
     reporter = reporter_for(err)
     with open_service(settings.home, **{"all_batches": False, "previews": False, **settings.options}) as service:
@@ -82,9 +87,8 @@ def ask_of(settings: BenchSettings) -> MeasureAsk:
     if settings.model is not None:
         request = request.model_copy(update={"model": settings.model})
     request = request.with_set(settings.assignments)
-    wanted = family_for(request.model).normalise(request).request
     kind: Any = "verify" if settings.verify else "bench"
-    return MeasureAsk(kind, wanted, settings.quick, settings.quality)
+    return MeasureAsk(kind, subject_of(request), settings.quick, settings.quality)
 
 
 def _followed(service: Service, ask: MeasureAsk, reporter: Reporter) -> Measuring:
@@ -141,15 +145,23 @@ def _tell_clips(result: dict[str, Any], reporter: Reporter) -> None:
 
 
 def _write(settings: BenchSettings, result: dict[str, Any], reporter: Reporter) -> None:
-    """The files that were asked for. Raises CannotRunError."""
+    """The files that were asked for, each whole or not at all. Raises CannotRunError."""
+    if isinstance(settings.json, Path):
+        kept = result if settings.verify else result["results"]
+        text = json.dumps(kept, indent=1)
+        _written(settings.json, lambda path: path.write_text(text, encoding="utf-8"), reporter)
+    if settings.plot is not None:
+        made = Measurement.from_dict(result["measurement"])
+        _written(settings.plot, lambda path: chart.save(made.rows, made.title, path), reporter)
+
+
+def _written(file: Path, write: Callable[[Path], object], reporter: Reporter) -> None:
+    partial = file.with_name(f".{file.stem}-{os.getpid()}{file.suffix}")  # the suffix says which format
     try:
-        if isinstance(settings.json, Path):
-            kept = result if settings.verify else result["results"]
-            settings.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-            reporter.say(f"Written: {settings.json}")
-        if settings.plot is not None:
-            made = Measurement.from_dict(result["measurement"])
-            chart.save(made.rows, made.title, settings.plot)
-            reporter.say(f"Written: {settings.plot}")
+        write(partial)
+        os.replace(partial, file)
     except OSError as error:
-        raise CannotRunError(f"{error.filename} can't be written ({error.strerror}): name another file.") from error
+        raise CannotRunError(f"{file} can't be written ({error.strerror or error}): name another file.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    reporter.say(f"Written: {file}")

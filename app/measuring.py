@@ -8,6 +8,9 @@ from typing import Any, Literal
 from app.models import family_for
 from app.request import AccelPreferences, GenerationRequest
 
+PROMPT = "a red ball bounces up and down"
+"""For clips that are measured where a request has none: an empty one runs without guidance, half as long."""
+
 SEED = 7
 """For clips that are compared, where the request has no seed of its own."""
 
@@ -35,6 +38,12 @@ class MeasureAsk:
         """The clip that is measured, in words: "Starter, 256x160, 25 frames, 20 steps"."""
         one = self.request
         return f"{family_for(one.model).title}, {one.width}x{one.height}, {one.frames} frames, {one.steps} steps"
+
+
+def subject_of(request: GenerationRequest) -> GenerationRequest:
+    """The one clip that is measured for a request, as its family takes it. Raises UsageError."""
+    one = request.model_copy(update={"count": 1, "prompt": request.prompt or PROMPT})
+    return family_for(one.model).normalise(one).request
 
 
 def measuring_mark(number: int) -> str:

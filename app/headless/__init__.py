@@ -268,8 +268,8 @@ class _Batch:
         self._reporter.say(f"{text}. Folder: {self._settings.folder}")
         if waiting:
             self._reporter.say(
-                f"{_clips(waiting)} still queued: --headless --resume goes on with that; the same command with --resume "
-                "also makes what was stopped."
+                f"{_clips(waiting)} still queued: --headless --resume goes on with that, and the same command with "
+                "--resume also makes what was stopped."
             )
 
     def _exit_code(self, stopped: bool) -> int:

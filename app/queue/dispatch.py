@@ -118,13 +118,19 @@ class Dispatcher:
             self._publish(replace(progress, stopping=True))
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """While entered, no job is begun: the worker is free for something else. Waits for the running job's end."""
+    def turn(self, wait: Callable[[], None]) -> Iterator[None]:
+        """While entered, no job is begun: the worker is free for something else. Waits for the running job's end;
+        `wait` is called meanwhile, again and again, and what it raises ends the waiting.
+        """
         with self._changed:
             self._guests += 1
         try:
-            with self._turn:
+            while not self._turn.acquire(timeout=0.2):
+                wait()
+            try:
                 yield
+            finally:
+                self._turn.release()
         finally:
             with self._changed:
                 self._guests -= 1

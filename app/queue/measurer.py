@@ -21,6 +21,9 @@ from app.worker.wire import Message
 
 TICK_SECONDS = 0.2
 
+Turn = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""`Dispatcher.turn`."""
+
 
 class Measurer:
     """turn: while entered, the worker makes no clip. patience: seconds that a stop may take, and to start a worker.
@@ -29,7 +32,11 @@ class Measurer:
     """
 
     def __init__(
-        self, keeper: Keeper, turn: Callable[[], AbstractContextManager[None]], stopping: float, starting: float
+        self,
+        keeper: Keeper,
+        turn: Callable[[Callable[[], None]], AbstractContextManager[None]],
+        stopping: float,
+        starting: float,
     ) -> None:
         self._keeper, self._turn = keeper, turn
         self._stopping, self._starting = stopping, starting
@@ -50,7 +57,7 @@ class Measurer:
         with self._lock:
             if not self._state.is_over:
                 raise UsageError("This machine is being measured already: wait for it, or stop it first.")
-            self._state = Measuring(self._state.number + 1, ask.kind, "waiting", text="waiting for the running clip")
+            self._state = Measuring(self._state.number + 1, ask.kind, "waiting", text="waiting")
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, args=(ask,), name="measurer", daemon=True)
             self._thread.start()
@@ -73,9 +80,8 @@ class Measurer:
     def _run(self, ask: MeasureAsk) -> None:
         self.on_change()
         try:
-            with self._turn():
-                if self._stop.is_set():
-                    raise Cancelled("Stopped before it began.")
+            with self._turn(self._wait_for_the_clip):
+                self._refuse_stopped()
                 self._put(state="running", text="starting")
                 result = self._measure(ask)
             self._put(state="done", fraction=1.0, text="done", result=result)
@@ -89,7 +95,7 @@ class Measurer:
 
     def _measure(self, ask: MeasureAsk) -> dict[str, object]:
         worker = self._keeper.start()
-        self._wait(self._keeper.is_ready, self._starting, "The worker did not begin: try again.")
+        self._until_ready(worker)
         message: Message = {"do": "measure", "number": self._state.number, "ask": to_data(ask)}
         question = self._keeper.put(message)
         self._until_answered(question)
@@ -121,10 +127,22 @@ class Measurer:
             if told and time.monotonic() - told > self._stopping:
                 self._keeper.kill("It was ended, since it did not stop measuring in time.")
 
-    def _wait(self, ready: Callable[[], bool], seconds: float, why: str) -> None:
-        with self._keeper.changed:
-            if not self._keeper.changed.wait_for(ready, seconds):
-                raise CannotRunError(why)
+    def _until_ready(self, worker: int) -> None:
+        end = time.monotonic() + self._starting
+        while not self._keeper.is_ready():
+            self._refuse_stopped()
+            if self._keeper.is_gone(worker) or time.monotonic() > end:
+                raise CannotRunError("The worker did not begin: try again.")
+            with self._keeper.changed:
+                self._keeper.changed.wait_for(self._keeper.is_ready, TICK_SECONDS)
+
+    def _wait_for_the_clip(self) -> None:
+        self._refuse_stopped()
+        self._put(text="waiting for the running clip")
+
+    def _refuse_stopped(self) -> None:
+        if self._stop.is_set():
+            raise Cancelled("Stopped before it began.")
 
     def _hear(self, message: Message) -> None:
         if not self._stop.is_set() and self._state.state == "running":

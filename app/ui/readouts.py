@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.errors import KinetileError, UsageError
-from app.measuring import MeasureAsk, Measuring
-from app.models import family_for
+from app.measuring import MeasureAsk, Measuring, subject_of
 from app.plain import to_data
 from app.request import AccelPreferences, GenerationRequest, parse_request
 from app.ui.context import QUICK, Context, told
@@ -28,7 +27,6 @@ from app.ui.rows import HEARD, actions, read_data, script
 AUTOMATIC, SWITCHED = "Automatic", "As switched above"
 PLAIN = {"Plain PyTorch, fp32": "float32", "Plain PyTorch, bf16": "bfloat16"}
 REFERENCE = next(iter(PLAIN))
-PROMPT = "a red ball bounces up and down"
 """For clips of a benchmark, where the form has none: without a prompt there is no guidance."""
 
 
@@ -139,7 +137,8 @@ class Readouts:
         ) -> int:
             """Make a clip under two plans (fields of /preferences; {} is automatic) with one seed. Returns the
             measurement's number at once."""
-            plans = tuple(AccelPreferences(**wishes) for wishes in (left or {}, right or {}))
+            sides = {"left": left, "right": right}
+            plans = tuple(parse_request({"accel": wishes or {}}, side).accel for side, wishes in sides.items())
             asked = parse_request(request, "request")
             return self.context.service.measure(comparison_of(asked, plans, ("left", "right")))
 
@@ -160,17 +159,16 @@ class Readouts:
 
 def bench_of(request: GenerationRequest, quick: bool) -> MeasureAsk:
     """A benchmark of the request's model at its size. Raises UsageError."""
-    plain = request.model_copy(update={"accel": AccelPreferences(), "count": 1, "prompt": request.prompt or PROMPT})
-    return MeasureAsk("bench", family_for(plain.model).normalise(plain).request, quick)
+    plain = request.model_copy(update={"accel": AccelPreferences()})
+    return MeasureAsk("bench", subject_of(plain), quick)
 
 
 def comparison_of(request: GenerationRequest, plans: Sequence[AccelPreferences], names: Sequence[str]) -> MeasureAsk:
     """One clip of a request under these plans. Raises UsageError."""
     if len(plans) != 2 or plans[0] == plans[1]:
         raise UsageError("Choose two different plans to compare.")
-    plain = request.model_copy(update={"accel": AccelPreferences(), "count": 1})
-    wanted = family_for(plain.model).normalise(plain).request
-    return MeasureAsk("compare", wanted, quick=True, plans=tuple(plans), names=tuple(names))
+    plain = request.model_copy(update={"accel": AccelPreferences()})
+    return MeasureAsk("compare", subject_of(plain), quick=True, plans=tuple(plans), names=tuple(names))
 
 
 def plan_of(name: str, switched: AccelPreferences) -> AccelPreferences:
