@@ -56,7 +56,7 @@ def run_bench(settings: BenchSettings, stdout: TextIO | None = None, stderr: Tex
     files = [file for file in (settings.json, settings.plot) if isinstance(file, Path)]
     for file in files:
         if not os.access(file.absolute().parent, os.W_OK) or file.is_dir():
-            raise CannotRunError(f"{file} can't be written: name another file, in a folder that exists and can be written.")
+            raise CannotRunError(f"{file} can't be written: name another file, in a folder that can be written.")
     ask = ask_of(settings)
     reporter = reporter_for(err)
     with open_service(settings.home, **{"all_batches": False, "previews": False, **settings.options}) as service:
