@@ -10,7 +10,7 @@ import accel
 from accel import doctor
 from accel.backends import backends
 from accel.readouts import ranking, store
-from accel.types import Kind, Preferences, StageName
+from accel.types import Choice, Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
 from app.engine import acceleration, loading
 from app.errors import CannotRunError, UsageError
@@ -110,7 +110,7 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                     name=name,
                     title=item.title,
                     state="on" if on else "unavailable" if refusals else "off",
-                    reasons=choice.reasons if on else refusals or _why_off(choice.reasons, item.exact, name),
+                    reasons=choice.reasons if on else refusals or _why_off(choice, item.exact, name),
                     forced=on and choice.requested != "auto",
                     exact=item.exact,
                     reference=item.reference,
@@ -144,9 +144,11 @@ def _refusals(traits: accel.ModelTraits, wishes: Preferences) -> tuple[str, ...]
     return ()
 
 
-def _why_off(reasons: tuple[str, ...], exact: bool, name: str) -> tuple[str, ...]:
+def _why_off(choice: Choice, exact: bool, name: str) -> tuple[str, ...]:
     """Why a backend that could run was not chosen, as far as the plan tells."""
-    told = tuple(reason.removeprefix(f"not {name}: ") for reason in reasons if reason.startswith(f"not {name}: "))
-    if told:
+    if choice.requested != "auto":
+        return (f"{choice.engaged} was chosen by hand",)
+    before = f"not {name}: "
+    if told := tuple(reason.removeprefix(before) for reason in choice.reasons if reason.startswith(before)):
         return told
     return ("nothing faster was measured with it here",) if exact else ("approximate, so it is only used when chosen",)
