@@ -21,7 +21,7 @@ from app.presets.incoming import from_text, from_upload
 from app.presets.portability import here
 from app.request import GenerationRequest
 from app.ui import presets_endpoints
-from app.ui.context import Context, TabParts, told
+from app.ui.context import PRIVATE, Context, TabParts, told
 from app.ui.presets_view import Chosen, chosen_html, list_html
 from app.ui.rows import HEARD, actions, read_data, script
 from app.ui.undo import offer, said, undo_bar
@@ -32,6 +32,10 @@ _IMPORT = (
     '<span class="kt-quiet">or drop a preset, or a clip made by Kinetile, anywhere on the page</span></p>'
 )
 _DROP = '<div class="kt-drop" hidden aria-hidden="true"><p>Drop a preset or a clip to see its settings</p></div>'
+
+
+_CLEAR = "() => { for (const old of document.querySelectorAll('.toast-close')) old.click(); }"
+"""What went well takes away what an earlier try was told."""
 
 
 def build(context: Context) -> TabParts:
@@ -65,6 +69,7 @@ def build(context: Context) -> TabParts:
 
     def then_compare(event: Any) -> None:
         event.success(tab.compare, [chosen], [chosen, detail], **HEARD)
+        event.success(None, None, None, js=_CLEAR, **PRIVATE)
 
     then_compare(listed.select(told(tab.open), None, shown, **HEARD))
     then_compare(read.click(told(tab.paste), [pasted], shown, **HEARD))

@@ -136,6 +136,16 @@ def test_a_hostile_preset_is_refused_with_its_sentence(tab: Tab, tmp_path: Path,
     assert tab.field("Prompt").input_value() == "kept"
 
 
+def test_what_goes_well_takes_an_earlier_error_away(tab: Tab, tmp_path: Path) -> None:
+    path = tmp_path / "evil.json"
+    path.write_text('{"kinetile": 1, "request": {"image": "../../etc/passwd"}}')
+    drop(tab, path)
+    message = tab.page.locator(".toast-body")
+    message.wait_for()
+    tab.show("Presets").page.locator("#kt-preset-list .kt-preset").first.click()
+    message.wait_for(state="detached", timeout=8_000)  # by itself it would go after twelve seconds
+
+
 def test_what_differs_here_is_said_before_it_is_applied(tab: Tab, served: Served) -> None:
     asked = ASKED.model_copy(update={"width": 700, "accel": AccelPreferences(attention="aiter")})
     tab.show("Presets").page.get_by_role("button", name="Paste a share code").click()
