@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel.backends import aiter_ops
-from accel.backends.flash_ops import dense, why_not_head
+from accel.backends.flash_ops import dense, scale_of, why_not_head, why_not_stage
 from accel.backends.runtime import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -30,8 +30,7 @@ class AiterBf16:
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         reasons = aiter_ops.why_not_aiter(machine, CHIPS, FUNCTION)
-        if traits.head_dim and why_not_head(traits.head_dim):
-            reasons.append(why_not_head(traits.head_dim))
+        reasons += why_not_stage(traits)
         return reasons
 
     def run(self, call: AttentionCall) -> torch.Tensor:
@@ -44,5 +43,5 @@ class AiterBf16:
         parts = (dense(call.query), dense(call.key), dense(call.value))
         # with gradients on, aiter keeps what a backward pass would need
         with aiter_ops.on(call.query.device), torch.no_grad():
-            out = attend(*parts, softmax_scale=aiter_ops.scale_of(call), causal=call.causal)
+            out = attend(*parts, softmax_scale=scale_of(call), causal=call.causal)
         return aiter_ops.first(out).contiguous()

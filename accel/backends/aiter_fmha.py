@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from accel.backends import aiter_ops
 from accel.backends.aiter_bf16 import AiterBf16
+from accel.backends.flash_ops import scale_of
 from accel.backends.runtime import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -52,6 +53,6 @@ class AiterFmha:
                 aiter_ops.quantised(x) for x in (call.query, call.key, call.value)
             )
             parts = (query.view(call.query.shape), key.view(call.key.shape), value.view(call.value.shape))
-            scale = aiter_ops.scale_of(call)
+            scale = scale_of(call)
             out = attend(*parts, of_query, of_key, of_value, causal=False, softmax_scale=scale)
         return aiter_ops.first(out).to(call.query.dtype).contiguous()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.backends import aiter_ops
 from accel.backends.aiter_bf16 import AiterBf16
+from accel.backends.flash_ops import scale_of
 from accel.backends.runtime import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -130,7 +131,7 @@ class AiterMla:
         with aiter_ops.on(device):
             aiter_ops.function(FUNCTION)(
                 query, key, value, lists.queries, lists.keys, lists.pages, lists.starts, lists.rows, tokens,
-                aiter_ops.scale_of(call), False, partial, sums, out,
+                scale_of(call), False, partial, sums, out,
                 of_query, of_key, of_value,
             )  # fmt: skip
             if lists.partials:

@@ -94,11 +94,6 @@ def quantised(x: torch.Tensor, width: int = HEAD_SIZE) -> tuple[torch.Tensor, to
     return made[0].contiguous(), scale.view(1)
 
 
-def scale_of(call: AttentionCall) -> float:
-    """The softmax scale, from the model's own head size: zeros behind a head change no product."""
-    return call.query.shape[3] ** -0.5 if call.scale is None else float(call.scale)
-
-
 def on(device: Any) -> Any:
     """A context in which `device` is the current GPU."""
     import torch

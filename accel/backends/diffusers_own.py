@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accel.backends.flash_ops import capability, dense, why_not_form, why_not_head
+from accel.backends.flash_ops import capability, dense, why_not_form, why_not_head, why_not_stage
 from accel.backends.runtime import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -49,10 +49,7 @@ class DiffusersOwn:
         if package is not None and not package.importable:
             return [package.reason]
         unproved = machine.why_unproved(f"diffusers.{self.name}")
-        reasons = [unproved] if unproved else []
-        return (
-            [*reasons, why_not_head(traits.head_dim)] if traits.head_dim and why_not_head(traits.head_dim) else reasons
-        )
+        return [*([unproved] if unproved else []), *why_not_stage(traits)]
 
     def run(self, call: AttentionCall) -> torch.Tensor:
         from accel.bridge import own_attention

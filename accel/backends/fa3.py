@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.flash_ops import attend, dense, why_not_call, why_not_flash, why_not_head
+from accel.backends.flash_ops import attend, dense, scale_of, why_not_call, why_not_flash, why_not_stage
 from accel.backends.runtime import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -26,14 +26,11 @@ class Fa3:
     devices: tuple[str, ...] = ("cuda",)
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
-        reasons = why_not_flash(machine, "sgl_kernel.fa3")
-        if traits.head_dim and why_not_head(traits.head_dim):
-            reasons.append(why_not_head(traits.head_dim))
-        return reasons
+        return [*why_not_flash(machine, "sgl_kernel.fa3"), *why_not_stage(traits)]
 
     def run(self, call: AttentionCall) -> torch.Tensor:
         reason = why_not_call(call, self.dtypes)
         if reason:
             raise Refused(reason)
-        scale = call.query.shape[3] ** -0.5 if call.scale is None else float(call.scale)
+        scale = scale_of(call)
         return attend(dense(call.query), dense(call.key), dense(call.value), scale, call.causal)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel.backends.fa3 import Fa3
-from accel.backends.flash_ops import attend, dense, why_not_call, why_not_flash, why_not_head
+from accel.backends.flash_ops import attend, dense, scale_of, why_not_call, why_not_flash, why_not_stage
 from accel.backends.runtime import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -34,10 +34,7 @@ class Fa3Fp8:
     second = Fa3()
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
-        reasons = why_not_flash(machine, "sgl_kernel.fa3_fp8")
-        if traits.head_dim and why_not_head(traits.head_dim):
-            reasons.append(why_not_head(traits.head_dim))
-        return reasons
+        return [*why_not_flash(machine, "sgl_kernel.fa3_fp8"), *why_not_stage(traits)]
 
     def run(self, call: AttentionCall) -> torch.Tensor:
         reason = why_not_call(call, self.dtypes)
@@ -54,7 +51,7 @@ class Fa3Fp8:
         kv_heads, form = call.key.shape[2], fp8.format_for(call.query.device)
         quantise = fp8.kernels(call.query.device).quantise_heads
         parts = {name: quantise(dense(getattr(call, name)), kv_heads, form) for name in ("query", "key", "value")}
-        scale = call.query.shape[3] ** -0.5 if call.scale is None else float(call.scale)
+        scale = scale_of(call)
         (query, q_descale), (key, k_descale), (value, v_descale) = parts.values()
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         return attend(query, key, value, scale, call.causal, **descales)

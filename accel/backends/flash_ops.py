@@ -16,7 +16,7 @@ from typing import Any
 
 from accel import advice
 from accel.backends.runtime import AttentionCall, Refused
-from accel.types import Machine
+from accel.types import Machine, StageTraits
 
 PACKAGE, LIBRARY, OPERATOR = "sgl_kernel", "flash_ops*", "fwd"
 ARCH = "sm_90"
@@ -51,6 +51,17 @@ def why_not_flash(machine: Machine, proof: str) -> list[str]:
 
 def why_not_head(size: int) -> str:
     return "" if size in HEAD_SIZES else f"head size {size} is not {' or '.join(str(known) for known in HEAD_SIZES)}"
+
+
+def why_not_stage(traits: StageTraits) -> list[str]:
+    """Why the heads of a whole stage can't be served, as far as their size is known."""
+    reason = why_not_head(traits.head_dim) if traits.head_dim else ""
+    return [reason] if reason else []
+
+
+def scale_of(call: AttentionCall) -> float:
+    """The softmax scale, from the model's own head size: zeros behind a head change no product."""
+    return call.query.shape[3] ** -0.5 if call.scale is None else float(call.scale)
 
 
 def capability(device: Any) -> tuple[int, int]:

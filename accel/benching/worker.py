@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from accel.benching.work import CONTENDERS, WORKS, Contender
 from accel.types import Machine, Plan, Preferences
 
 
-class Runner:
+class Runner(ABC):
     """A built work and its plan. `run` gives seconds by phase and the result as a tensor.
 
     device: where the modules are put, and where a plan is asked to put them."""
@@ -35,8 +36,9 @@ class Runner:
         self.machine = Machine.from_dict(job["machine"])
         self.device: str = job["preferences"].get("device", "cpu")
 
+    @abstractmethod
     def run(self) -> tuple[Times, Any]:
-        raise NotImplementedError
+        """Do the work once."""
 
     def settle(self, pipeline: Any, size: dict[str, int]) -> dict[str, str]:
         """Makes the plan for `pipeline` and returns the dtype of each stage."""

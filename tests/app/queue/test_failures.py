@@ -10,7 +10,8 @@ import pytest
 
 from app.errors import CannotRunError, DatabaseError
 from app.paths import Home
-from app.queue.jobs import Job, JobQueue
+from app.queue.jobs import Job, JobQueue, JobResult
+from app.queue.owner import LocalService
 from app.queue.service import open_service
 from tests.app.services import ended, service_in_thread, spec
 from tests.app.standin import StandIn
@@ -77,3 +78,21 @@ def test_what_the_database_can_not_do_is_a_sentence(home: Home) -> None:
         queue.submit([spec(home.outputs, prompt="x" * 90_000) for _ in range(20)])
     assert queue.waiting() == ()
     queue.close()
+
+
+def test_a_database_that_can_not_be_written_for_a_while_loses_no_end(
+    owner: LocalService, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = owner._queue.finish
+    refused: list[int] = []
+
+    def full(identity: int, result: JobResult, took: Any = None) -> Job:
+        if len(refused) < 2:
+            refused.append(identity)
+            raise DatabaseError("database or disk is full")
+        return finish(identity, result, took)
+
+    monkeypatch.setattr(owner._queue, "finish", full)
+    jobs = ended(owner, owner.submit([spec(home.outputs, seed=1), spec(home.outputs, seed=2)]))
+    assert [job.state for job in jobs] == ["done", "done"]
+    assert refused == [jobs[0].id] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,19 +48,6 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
     made = Measure()
     monkeypatch.setattr(measuring, "measure", made)
     return made
-
-
-@pytest.fixture
-def owner(home: Home) -> Iterator[LocalService]:
-    made = open_service(home, launch=in_thread(StandIn), patience=QUICK)
-    assert isinstance(made, LocalService)
-    yield made
-    made.stop(now=True)
-
-
-@pytest.fixture(params=["owner", "client"])
-def service(request: pytest.FixtureRequest, owner: LocalService, home: Home) -> Service:
-    return owner if request.param == "owner" else open_service(home)
 
 
 def state(service: Service, wanted: str) -> Measuring:

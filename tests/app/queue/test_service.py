@@ -8,19 +8,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.errors import CannotRunError, DatabaseError, KinetileError, UsageError
+from app.errors import CannotRunError, KinetileError, UsageError
 from app.models import family_for
 from app.paths import Home
 from app.queue import handing_over
 from app.queue.handing_over import CALLS, RemoteService
-from app.queue.jobs import Job, JobResult, JobState
+from app.queue.jobs import JobState
 from app.queue.owner import LocalService
 from app.queue.service import Event, OwnerGoneError, Service, open_service, with_preferences
 from app.request import AccelPreferences, GenerationRequest
@@ -31,24 +30,6 @@ from tests.app.standin import StandIn
 from tests.app.workers import in_thread
 
 SMALL = family_for("starter").normalise(GenerationRequest(prompt="a red ball", width=64, height=64, frames=5)).request
-
-
-@pytest.fixture
-def owner(home: Home) -> Iterator[LocalService]:
-    made = open_service(home, launch=in_thread(StandIn), patience=QUICK)
-    assert isinstance(made, LocalService)
-    yield made
-    made.stop(now=True)
-
-
-@pytest.fixture(params=["owner", "client"])
-def service(request: pytest.FixtureRequest, owner: LocalService, home: Home) -> Service:
-    """The owner itself, then a client of it."""
-    if request.param == "owner":
-        return owner
-    client = open_service(home)
-    assert isinstance(client, RemoteService)
-    return client
 
 
 # -- both alike -------------------------------------------------------------------------------------------------------
@@ -403,21 +384,3 @@ def test_states_are_checked_at_the_door(owner: LocalService, home: Home) -> None
     wrong: Any = ("nonsense",)
     with pytest.raises(KinetileError, match="history failed"):
         RemoteService(home)._call("history", states=wrong)
-
-
-def test_a_database_that_can_not_be_written_for_a_while_loses_no_end(
-    owner: LocalService, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish = owner._queue.finish
-    refused: list[int] = []
-
-    def full(identity: int, result: JobResult, took: Any = None) -> Job:
-        if len(refused) < 2:
-            refused.append(identity)
-            raise DatabaseError("database or disk is full")
-        return finish(identity, result, took)
-
-    monkeypatch.setattr(owner._queue, "finish", full)
-    jobs = ended(owner, owner.submit([spec(home.outputs, seed=1), spec(home.outputs, seed=2)]))
-    assert [job.state for job in jobs] == ["done", "done"]
-    assert refused == [jobs[0].id] * 2
