@@ -5,9 +5,11 @@ Random inputs are judged by what comes out, never by how long it took on a busy 
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,3 +30,16 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KINETILE_HOME", str(tmp_path_factory.mktemp("kinetile-home")))
         yield
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny pipeline's folder by its name in tests.tiny.BUILDERS, written when first asked for; read only."""
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        from tests import tiny
+
+        return tiny.save(name, tmp_path_factory.mktemp(name))
+
+    return folder

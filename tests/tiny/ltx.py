@@ -1,0 +1,56 @@
+"""LTX-Video with random weights: packed latents, 32x in space and 8x in time, 128 latent channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.tiny import text
+
+
+def t2v() -> Any:
+    """LTX-Video text to video; its modules serve the picture pipelines too."""
+    from diffusers import LTXPipeline
+
+    return LTXPipeline(scheduler(), vae(), text.t5_encoder(), text.t5_tokenizer(128), transformer())
+
+
+def transformer() -> Any:
+    """Two layers of two heads, 32 wide."""
+    from diffusers import LTXVideoTransformer3DModel
+
+    return LTXVideoTransformer3DModel(
+        in_channels=128,
+        out_channels=128,
+        num_attention_heads=2,
+        attention_head_dim=32,
+        cross_attention_dim=64,
+        num_layers=2,
+        caption_channels=text.WIDTH,
+    ).eval()
+
+
+def vae() -> Any:
+    """The VAE of LTX-Video 0.9.0: no timestep for its decoder."""
+    from diffusers import AutoencoderKLLTXVideo
+
+    return AutoencoderKLLTXVideo(
+        latent_channels=128,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+    ).eval()
+
+
+def scheduler() -> Any:
+    """Flow matching whose shift follows the number of tokens."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    return FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True,
+        base_shift=0.95,
+        max_shift=2.05,
+        base_image_seq_len=1024,
+        max_image_seq_len=4096,
+        shift_terminal=0.1,
+    )
