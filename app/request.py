@@ -121,6 +121,9 @@ class GenerationRequest(Data):
     fps: float | None = Field(default=None, ge=1, le=240, description="Frames per second.")
     steps: int | None = Field(default=None, ge=1, le=1000, description="Denoising steps.")
     guidance: float | None = Field(default=None, ge=0, le=100, description="How strictly the prompt is followed.")
+    guidance_2: float | None = Field(
+        default=None, ge=0, le=100, description="The same for a model's second transformer, in the later steps."
+    )
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="Start of the noise; null: random.")
     image: FileName | None = Field(default=None, description="First picture, beside the preset.")
     last_image: FileName | None = Field(default=None, description="Last picture, beside the preset.")

@@ -211,7 +211,8 @@ class Engine:
 
     def _attempt(self, loaded: _Loaded, run: "_Run", backends: str) -> Frames:
         """One run of the pipeline. Whatever happens, hooks and per-run state of the pipeline are gone afterwards."""
-        pipeline, request, clock = loaded.pipeline, run.request, run.clock
+        request, clock = run.request, run.clock
+        pipeline = loading.as_kind(loaded.pipeline, run.family.pipeline_for(request))
         pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
         loaded.engaged.begin_clip()
         colours = (lambda: self._colours(loaded, run.family)) if run.previews else None
@@ -223,6 +224,7 @@ class Engine:
             on_progress=run.on_progress,
             colours=colours,
             backends=backends,
+            called_back=run.family.callback,
         )
         clock.enter("text")
         run.tell()

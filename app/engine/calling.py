@@ -1,7 +1,8 @@
 """From a request to the call of a diffusers pipeline, and from what it returns to frames."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 
 from app.models.base import Family
 from app.request import GenerationRequest
+
+_NO_PICTURES: Mapping[str, Any] = MappingProxyType({})
 
 # Classes of diffusers behind the scheduler names that families offer, and what each calls the shift.
 SCHEDULERS = {
@@ -33,25 +36,57 @@ def to_frames(video: Any) -> npt.NDArray[np.uint8]:
 
 
 def arguments_for(
-    pipeline: Any, family: Family, request: GenerationRequest, callback: Callable[..., Any]
+    pipeline: Any,
+    family: Family,
+    request: GenerationRequest,
+    callback: Callable[..., Any],
+    pictures: Mapping[str, Any] = _NO_PICTURES,
 ) -> dict[str, Any]:
-    """The pipeline's arguments. An empty prompt runs unconditionally: guidance 1 means no second, guided forward."""
+    """The arguments of `pipeline`, which is of the class that `family.pipeline_for(request)` names.
+
+    `pictures` holds the request's image and last_image under these names, as PIL pictures of the clip's size. An empty
+    prompt runs unconditionally: guidance 1 means no second, guided forward. Where guidance is the guider's affair, the
+    pipeline gets a fresh guider instead of an argument.
+    """
     import torch
 
     known = inspect.signature(type(pipeline).__call__).parameters
     arguments: dict[str, Any] = {
         "prompt": request.prompt,
+        "generator": torch.Generator("cpu").manual_seed(int(request.seed or 0)),
+        "num_inference_steps": request.steps,
+        family.frames_keyword: request.frames,
+        "output_type": "pt",
+        **family.arguments,
+        **_pictured(known, request, pictures),
+    }
+    optional = {
         "negative_prompt": request.negative_prompt or None,
         "height": request.height,
         "width": request.width,
-        "num_frames": request.frames,
-        "num_inference_steps": request.steps,
-        "guidance_scale": request.guidance if request.prompt.strip() else 1.0,
-        "generator": torch.Generator("cpu").manual_seed(int(request.seed or 0)),
-        "output_type": "pt",
+        "frame_rate": request.fps,
+        "max_sequence_length": family.token_limit,
+        "callback_on_step_end": callback,
     }
-    optional = {"max_sequence_length": family.token_limit, "callback_on_step_end": callback}
+    unguided = family.guidance_kind != "embedded" and not request.prompt.strip()
+    guidance = 1.0 if unguided else request.guidance
+    if family.guidance_kind == "guider":
+        pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
+    else:
+        arguments["guidance_scale"] = guidance
+    if request.guidance_2 is not None:
+        arguments["guidance_scale_2"] = 1.0 if unguided else request.guidance_2
     return arguments | {name: value for name, value in optional.items() if name in known}
+
+
+def _pictured(known: Mapping[str, Any], request: GenerationRequest, pictures: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that carry the pictures. A pipeline that takes pictures for any frame wants lists, and the places
+    of the frames.
+    """
+    if "frame_index" not in known or not pictures:
+        return dict(pictures)
+    places = {"image": 0, "last_image": int(request.frames or 1) - 1}
+    return {"image": list(pictures.values()), "frame_index": [places[name] for name in pictures]}
 
 
 def scheduler_for(request: GenerationRequest, config: dict[str, Any]) -> Any:

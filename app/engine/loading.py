@@ -98,6 +98,25 @@ def load_pipeline(
     return pipeline
 
 
+def as_kind(pipeline: Any, name: str) -> Any:
+    """`pipeline` itself if it is of the diffusers class `name`, else one of that class around the same components."""
+    import diffusers
+
+    kind = getattr(diffusers, name)
+    if type(pipeline) is kind:
+        return pipeline
+    at_hand = {**pipeline.config, **pipeline.components}
+    wanted = {
+        one: at_hand.get(one)
+        for one, parameter in inspect.signature(kind).parameters.items()
+        if one in at_hand or parameter.default is parameter.empty  # what it wants and the other lacks is optional there
+    }
+    other = kind(**wanted)
+    other.register_to_config(_name_or_path=pipeline.config.get("_name_or_path", ""))
+    other.set_progress_bar_config(disable=True)
+    return other
+
+
 def skeleton(folder: Path) -> Any:
     """The pipeline in `folder` with components that have shapes but no weights: to describe a model before it is
     loaded.
@@ -132,7 +151,9 @@ def _factory(library: str, kind: str) -> Any:
 
 
 def _has_weights(factory: Any) -> bool:
-    return hasattr(factory, "forward")
+    import torch
+
+    return isinstance(factory, type) and issubclass(factory, torch.nn.Module)
 
 
 def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ bit-equal to an unwatched one. Compiled modules are left alone, a hook would be 
 outer module is watched then.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -40,7 +41,9 @@ class Watcher:
         on_progress: Callable[[Progress], None] | None = None,
         colours: Callable[[], LatentColours | None] | None = None,
         backends: str = "",
+        called_back: bool = True,
     ) -> None:
+        """`called_back`: whether the pipeline calls `step_end`; if not, its scheduler's steps are counted."""
         self._pipeline, self._clock, self._steps = pipeline, clock, steps
         self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
         self._hooks: list[Any] = []
@@ -48,6 +51,7 @@ class Watcher:
         self._last_preview = float("-inf")
         self._backends = backends
         self._frames_begun = 0
+        self._called_back = called_back
 
     def __enter__(self) -> Self:
         if (encoder := getattr(self._pipeline, "text_encoder", None)) is not None:
@@ -62,6 +66,8 @@ class Watcher:
         decoder = getattr(getattr(self._pipeline, "vae", None), "decoder", None)
         if decoder is not None:
             self._hook(decoder, self._before_latent_frame)
+        if not self._called_back:
+            self._watch_scheduler()
         return self
 
     def __exit__(
@@ -70,6 +76,8 @@ class Watcher:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if not self._called_back:
+            del self._pipeline.scheduler.step  # the class's own is seen again
 
     def step_end(self, pipeline: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         """diffusers' `callback_on_step_end`. Raises Stop, or NonFiniteError naming the step and `backends`."""
@@ -84,6 +92,18 @@ class Watcher:
             self._tell()
         self._check_stop()
         return tensors
+
+    def _watch_scheduler(self) -> None:
+        """For pipelines without a callback: what their scheduler makes of a step is the step's end."""
+        scheduler = self._pipeline.scheduler
+        step, taken = scheduler.step, itertools.count()
+
+        def watched(noise: Any, timestep: Any, *others: Any, **named: Any) -> Any:
+            found = step(noise, timestep, *others, **named)
+            self.step_end(self._pipeline, next(taken), timestep, {"latents": found[0]})
+            return found
+
+        scheduler.step = watched  # on the object, which is made anew for every clip
 
     def _hook(self, module: Any, look: Callable[..., None]) -> None:
         if getattr(module, "_compiled_call_impl", None) is None:

@@ -9,17 +9,30 @@ A new model is one new file here with a ``FAMILIES`` tuple and one line in ``app
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from app.errors import UsageError
+from app.models.geometry import multiples_in
 from app.models.tokens import TokenUse, count_tokens
 from app.request import Adjustment, GenerationRequest
 
 _ADVICE = " Change what was asked, or leave --strict out."
 
 Input = Literal["negative_prompt", "image", "last_image", "video", "lora", "shift"]
+GuidanceKind = Literal["cfg", "embedded", "guider"]
+"""How a model takes its guidance: a second, unasked forward mixed in; a number that it was taught to read, at the cost
+of one forward; or through the guider that its pipeline holds (diffusers' modular guiders)."""
+
+WORDS: Mapping[Input, str] = {
+    "image": "a picture",
+    "last_image": "a last picture",
+    "lora": "LoRAs",
+    "negative_prompt": "a negative prompt",
+}
+"""Inputs as the object of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +63,21 @@ class Grid:
         low = self.lower(value)
         return min(low + self.step, self.most) if value - low >= self.step / 2 and value > low else low
 
+    def every(self, step: int) -> Grid:
+        """The grid inside the same limits for a model that goes by ``step``; a coarser one that fits it stays."""
+        if self.step % step == 0:
+            return self
+        least = self.least + (self.offset - self.least) % step
+        return Grid(step, self.offset, least, max(least, self.most - (self.most - self.offset) % step))
+
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request's ``None`` means for this model. Sizes in pixels, fps in frames per second."""
+    """What a request's ``None`` means for this model. Sizes in pixels, fps in frames per second.
+
+    ``shift`` None: the model works its shift out by itself. ``guidance_2``: for the second transformer (the later,
+    less noisy steps) of models that have two; None for all others.
+    """
 
     width: int
     height: int
@@ -62,8 +86,9 @@ class Defaults:
     steps: int
     guidance: float
     scheduler: str
-    shift: float
+    shift: float | None
     negative_prompt: str = ""
+    guidance_2: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,10 +100,18 @@ class Rules:
     height: Grid
     max_steps: int = 1000
 
+    def fitting(self, folder: Path) -> Rules:
+        """The rules for the weights in ``folder``, whose own configuration has the last word on the multiples."""
+        found = multiples_in(folder)
+        if found is None:
+            return self
+        width, height = self.width.every(found.width), self.height.every(found.height)
+        return replace(self, frames=self.frames.every(found.frames), width=width, height=height)
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with where it came from; ``value`` None and source "unverified" where nobody has looked yet."""
+    """A number of bytes with where it came from and when; source "unverified" where nobody has looked yet."""
 
     value: int | None
     source: str = "unverified"
@@ -86,7 +119,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Normalised:
-    """A request that its model can take as it stands. Only seed, image, last_image may still be None.
+    """A request that its model can take as it stands. Only seed, image, last_image may still be None, and shift and
+    guidance_2 where the model's defaults have none.
 
     ``request.prompt`` is always the full prompt; ``prompt_tokens`` says how much of it the model reads (None where the
     model's tokenizer is not on this machine yet).
@@ -117,13 +151,37 @@ class Family:
     """Tokens of the prompt that the model reads, the end token included; ``max_sequence_length`` of the pipeline."""
     folder: Path | None = None
     """Where the weights lie on this machine, in diffusers layout; None: they come from ``repo``."""
-    repo: str | None = None
-    """Hugging Face repository, "owner/name"."""
+    repos: tuple[str, ...] = ()
+    """Hugging Face repositories in diffusers layout, "owner/name"; the first is the one to fetch."""
     download: Figure = Figure(None)
     """Bytes to download."""
+    memory: Mapping[str, Figure] = field(default_factory=dict, hash=False)
+    """Bytes of all weights together by the dtype they are held in."""
     aliases: tuple[str, ...] = ()
     called: str = ""
     """As the first words of a sentence: "The starter"; empty: the title."""
+    image_pipeline: str = ""
+    """Class name in diffusers when a picture is given; empty: ``pipeline`` in any case."""
+    vae_class: str = "AutoencoderKLWan"
+    """Class name in diffusers, which says what its latents look like."""
+    needs: frozenset[Input] = frozenset()
+    """Inputs without which the model makes nothing."""
+    guidance_kind: GuidanceKind = "cfg"
+    frames_keyword: str = "num_frames"
+    """What the pipeline calls the number of frames."""
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further arguments of the pipeline that are the same for every clip."""
+    callback: bool = True
+    """Whether the pipeline tells after each step; if not, its scheduler is watched instead."""
+
+    @property
+    def repo(self) -> str | None:
+        """The Hugging Face repository to fetch, None for a model that has none."""
+        return self.repos[0] if self.repos else None
+
+    def pipeline_for(self, request: GenerationRequest) -> str:
+        """Class name in diffusers of the pipeline that makes this clip."""
+        return self.image_pipeline if request.image and self.image_pipeline else self.pipeline
 
     def normalise(self, request: GenerationRequest, strict: bool = False) -> Normalised:
         """The request with every default filled in and every value possible, and what was changed and why.
@@ -158,11 +216,11 @@ class Family:
         return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
 
     def with_folder(self, folder: Path) -> Family:
-        """The same family with its weights in another folder."""
-        return replace(self, folder=folder)
+        """The same family with its weights in another folder, and the sizes that those can make."""
+        return replace(self, folder=folder, rules=self.rules.fitting(folder))
 
     def _with_defaults(self, request: GenerationRequest) -> GenerationRequest:
-        names = ("width", "height", "frames", "fps", "steps", "guidance", "scheduler", "shift", "negative_prompt")
+        names = [one.name for one in fields(self.defaults)]
         missing = {name: getattr(self.defaults, name) for name in names if getattr(request, name) is None}
         return request.model_copy(update={"model": self.name, **missing})
 
@@ -177,18 +235,19 @@ class Family:
             "lora": request.loras,
             "negative_prompt": self._own_words(request),
         }
-        words = {
-            "image": "a picture",
-            "last_image": "a last picture",
-            "lora": "LoRAs",
-            "negative_prompt": "a negative prompt",
-        }
         for name, value in given.items():
             if value and name not in self.takes:
                 key = "loras" if name == "lora" else name
-                raise UsageError(f"{key}: {self._who} can't use {words[name]}; remove it or choose another model.")
+                raise UsageError(f"{key}: {self._who} can't use {WORDS[name]}; remove it or choose another model.")
+            if not value and name in self.needs:
+                raise UsageError(f"{name}: {self._who} needs {WORDS[name]}; give one or choose another model.")
+        if request.last_image and not request.image and "image" in self.takes:
+            raise UsageError(f"image: {self._who} leads from a picture to a last picture; give the first one too.")
         if request.shift is not None and "shift" not in self.takes and request.shift != self.defaults.shift:
-            raise UsageError(f"shift: {self._who} works with {self.defaults.shift:g} only; remove it.")
+            own = "sets its own" if self.defaults.shift is None else f"works with {self.defaults.shift:g} only"
+            raise UsageError(f"shift: {self._who} {own}; remove it.")
+        if request.guidance_2 is not None and self.defaults.guidance_2 is None:
+            raise UsageError(f"guidance_2: {self._who} has no second transformer; remove it.")
 
     def _own_words(self, request: GenerationRequest) -> str:
         """The negative prompt unless it is the model's default, which nobody is to be blamed for."""

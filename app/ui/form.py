@@ -37,7 +37,7 @@ NAMES = (
 
 WHOLE = ("width", "height", "frames", "steps", "count")
 BROKEN = ("fps", "guidance", "shift")
-CARRIED = ("image", "last_image", "loras", "accel")
+CARRIED = ("guidance_2", "image", "last_image", "loras", "accel")
 RANDOM, FIXED, REUSE = "Random", "Fixed", "Reuse"
 
 

@@ -59,7 +59,7 @@ def test_defaults_are_filled_in_and_seed_and_pictures_left(family: Family) -> No
     done = family.normalise(GenerationRequest(prompt="a red ball", image="a.png"))
     dump = done.request.model_dump()
     assert done.adjustments == ()
-    assert [name for name, value in dump.items() if value is None] == ["seed", "last_image"]
+    assert [name for name, value in dump.items() if value is None] == ["guidance_2", "seed", "last_image"]
     assert (dump["model"], dump["width"], dump["fps"], dump["scheduler"]) == ("toy", 64, 12.0, "euler")
     assert dump["negative_prompt"] == "blurry"
     assert dump["image"] == "a.png"

@@ -1,0 +1,86 @@
+"""What a model's own configuration says about sizes: how many pixels and frames become one token.
+
+diffusers' pipelines floor or refuse what does not fit, each in its own way; knowing the multiples beforehand, Kinetile
+says what it changes. Read from the config.json files alone, by the VAE's class: each names its factors differently
+(read in diffusers 0.42.1).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """Pixels in width and height that make one token; frames that make one token after the first frame."""
+
+    width: int
+    height: int
+    frames: int
+
+
+def multiples_in(folder: Path) -> Multiples | None:
+    """The multiples of the model in ``folder`` (diffusers layout); None where its files don't tell."""
+    vae, transformer = _config(folder / "vae"), _config(folder / "transformer")
+    read = _FACTORS.get(str(vae.get("_class_name")))
+    if read is None or not transformer:
+        return None
+    try:
+        space, time = read(vae)
+        patch = transformer.get("patch_size") or 1
+        depth, rows, columns = (
+            patch if isinstance(patch, list) else (transformer.get("patch_size_t") or 1, patch, patch)
+        )
+        found = Multiples(space * columns, space * rows, time * depth)
+    except (TypeError, ValueError, KeyError):
+        return None
+    return found if min(found.width, found.height, found.frames) > 0 else None
+
+
+def _wan(vae: Config) -> tuple[int, int]:
+    return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
+
+
+def _stated(vae: Config) -> tuple[int, int]:
+    return int(vae["spatial_compression_ratio"]), int(vae["temporal_compression_ratio"])
+
+
+def _ltx(vae: Config) -> tuple[int, int]:
+    """Stated, or (in older files) the patch times two for each block that scales."""
+    scale = 2 ** sum(map(bool, vae["spatio_temporal_scaling"]))
+    space, time = vae.get("spatial_compression_ratio"), vae.get("temporal_compression_ratio")
+    return int(space or vae["patch_size"] * scale), int(time or vae["patch_size_t"] * scale)
+
+
+def _cogvideox(vae: Config) -> tuple[int, int]:
+    return 2 ** (len(vae["block_out_channels"]) - 1), int(vae["temporal_compression_ratio"])
+
+
+def _mochi(vae: Config) -> tuple[int, int]:
+    return 8, 6  # fixed in its pipeline
+
+
+_FACTORS: Mapping[str, Callable[[Config], tuple[int, int]]] = {
+    "AutoencoderKLWan": _wan,
+    "AutoencoderKLLTXVideo": _ltx,
+    "AutoencoderKLLTX2Video": _stated,
+    "AutoencoderKLHunyuanVideo": _stated,
+    "AutoencoderKLHunyuanVideo15": _stated,
+    "AutoencoderKLCogVideoX": _cogvideox,
+    "AutoencoderKLMochi": _mochi,
+}
+"""(pixels in each direction, frames) that one latent stands for, by the VAE's class."""
+
+
+def _config(folder: Path) -> Config:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
