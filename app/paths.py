@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,11 @@ class Home:
     def loras(self) -> Path:
         """LoRA files; names in requests are relative to it."""
         return self._folder("loras")
+
+    @property
+    def pictures(self) -> Path:
+        """Pictures that clips begin or end with, each named by its content."""
+        return self._folder("pictures")
 
     @property
     def cache(self) -> Path:
@@ -183,6 +190,32 @@ def find_lora(folder: Path, name: str) -> Path:
             f"LoRA {name!r}: {folder} holds {len(found)} files of that name; say {' or '.join(found[:5])}."
         )
     raise UsageError(f"LoRA {name!r} is missing; put the file into {folder}.")
+
+
+def slug(title: str, kind: str = "preset") -> str:
+    """A file name (without suffix) for a title: letters and digits of any script, at most 100 bytes. ``kind`` begins
+    the name where the title gives none.
+    """
+    words = re.sub(r"[\W_]+", "-", unicodedata.normalize("NFKC", title[:1000]).lower()).strip("-")
+    words = words.encode("utf-8", "ignore")[:100].decode("utf-8", "ignore").strip("-")
+    try:
+        return relative_name(words)
+    except ValueError:
+        return f"{kind}-{words}".strip("-")
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes. Raises UsageError otherwise."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"{path} is not a file.")
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read ({getattr(error, 'strerror', None) or error}).") from error
+    if len(data) > limit:
+        raise UsageError(f"{path} has more than {limit:,} bytes; that is too long to be read.")
+    return data
 
 
 def _unwritable(path: Path, why: str) -> str:

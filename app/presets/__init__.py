@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UsageError
-from app.paths import Home
+from app.paths import Home, read_bytes
 from app.presets.files import (
     FIRST,
     Preset,
@@ -22,7 +22,6 @@ from app.presets.files import (
     own_presets,
     picture,
     preset_from,
-    read_bytes,
     read_preset,
     rename_own,
     save_own,

@@ -9,10 +9,7 @@ stops anything: it is listed with its reason.
 from __future__ import annotations
 
 import os
-import re
-import stat
 import tempfile
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from app.errors import CannotRunError, KinetileError, UsageError
-from app.paths import Home, inside, relative_name
+from app.paths import Home, inside, read_bytes, relative_name, slug
 from app.request import Data, GenerationRequest, Text, canonical, request_from
 from app.strict_json import MAX_BYTES, Document, dumps, parse
 from app.validation import VERSION, check, version_of
@@ -197,30 +194,6 @@ def own_path(home: Home, name: str) -> Path:
     except ValueError as error:
         raise UsageError(f"No preset of yours is named {name[:80]!r}: it {error}.") from error
     return path
-
-
-def slug(title: str) -> str:
-    """A file name (without suffix) for a title: letters and digits of any script, at most 100 bytes."""
-    words = re.sub(r"[\W_]+", "-", unicodedata.normalize("NFKC", title[:1000]).lower()).strip("-")
-    words = words.encode("utf-8", "ignore")[:100].decode("utf-8", "ignore").strip("-")
-    try:
-        return relative_name(words)
-    except ValueError:
-        return f"preset-{words}".strip("-")
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most ``limit`` bytes. Raises UsageError otherwise."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{path} is not a file.")
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} can't be read ({getattr(error, 'strerror', None) or error}).") from error
-    if len(data) > limit:
-        raise UsageError(f"{path} has more than {limit:,} bytes; that is too long to be read.")
-    return data
 
 
 def _entries(folder: Path) -> list[PresetEntry]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from app.errors import UsageError
 from app.models import family_for
-from app.presets.files import Preset, PresetEntry, slug
+from app.paths import slug
+from app.presets.files import Preset, PresetEntry
 from app.presets.portability import Here
 from app.request import GenerationRequest, canonical
 from app.strict_json import dumps

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import CannotRunError, UsageError
-from app.paths import Home
+from app.paths import Home, slug
 from app.presets.files import (
     Preset,
     load_preset,
@@ -22,7 +22,6 @@ from app.presets.files import (
     rename_own,
     save_own,
     save_preset,
-    slug,
 )
 from app.request import MAX_PROMPT, GenerationRequest
 
