@@ -67,6 +67,15 @@ def own_attention(name: str) -> Any:
     return _AttentionBackendRegistry._backends[AttentionBackendName(name)]
 
 
+def dispatch(processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attention of (batch, tokens, heads, head_dim) by the backend that `processor` was given, as the processor itself
+    would call it."""
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    out: torch.Tensor = dispatch_attention_fn(query, key, value, backend=getattr(processor, FIELD, None))
+    return out
+
+
 def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
     """(name, module) of every attention module of `model` that has a processor."""
     from diffusers.models.attention import AttentionModuleMixin

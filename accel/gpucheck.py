@@ -21,7 +21,9 @@ import torch
 from accel import fp8
 from accel.backends import backends
 from accel.backends.runtime import AttentionCall
+from accel.checking import passes
 from accel.checking.line import relative
+from accel.fused.wan import kernels_for
 from accel.probe import probe
 from accel.types import Machine, StageTraits
 
@@ -41,7 +43,7 @@ LINEARS = (
 )
 """Rows, inputs, outputs."""
 
-LIMITS = {"attention": (1e-2, 8e-2), "linear": (1e-2, 5e-2), "quantising": (0.0, 1e-2)}
+LIMITS = {"attention": (1e-2, 8e-2), "linear": (1e-2, 5e-2), "quantising": (0.0, 1e-2), "pass": (1e-2, 1e-2)}
 """Errors that pass, of exact and of approximate backends: FP8 was measured at 5.4 % for attention and 2.7 % for linears
 on normal numbers. For quantising: the share of numbers that round to a neighbour of what plain torch gives."""
 
@@ -131,6 +133,12 @@ def quantising_cases(device: torch.device) -> Iterator[Case]:
         yield Case("fp8", "quantising", f"{batch} x {tokens} tokens, {heads} x {size}", *_apart(got, want, limit))
 
 
+def fused_cases(kernels: Any, device: torch.device) -> Iterator[Case]:
+    """The fused passes beside plain torch."""
+    for name, error, finite in passes.cases(kernels, device):
+        yield Case("fused", "pass", name, error, LIMITS["pass"][0], finite)
+
+
 def _apart(got: Any, want: Any, limit: float) -> tuple[float, float, bool]:
     (ours, scales), (theirs, wanted) = got, want
     differ = float(((ours.float() - theirs.float()).abs().nan_to_num() > 0).float().mean())
@@ -151,6 +159,7 @@ def cases(machine: Machine, device: torch.device) -> Iterator[Case | str]:
             continue
         if item.name == "fp8":
             yield from quantising_cases(device)
+            yield from fused_cases(kernels_for(device), device)
         yield from attention_cases(item, device) if item.kind == "attention" else linear_cases(item, device)
 
 

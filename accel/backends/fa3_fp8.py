@@ -37,21 +37,39 @@ class Fa3Fp8:
         return [*why_not_flash(machine, "sgl_kernel.fa3_fp8"), *why_not_stage(traits)]
 
     def run(self, call: AttentionCall) -> torch.Tensor:
-        reason = why_not_call(call, self.dtypes)
+        reason = self.why_not_call(call)
         if reason:
             raise Refused(reason)
-        if call.key.shape[1] < FEWEST_KEYS:
-            raise Refused(f"fewer than {FEWEST_KEYS} keys are faster in bf16")
         return self.attend(call)
+
+    def why_not_call(self, call: AttentionCall) -> str:
+        """Why this one call is left to bf16, as one sentence; empty when it is served."""
+        few = f"fewer than {FEWEST_KEYS} keys are faster in bf16" if call.key.shape[1] < FEWEST_KEYS else ""
+        return why_not_call(call, self.dtypes) or few
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """A call that `why_not_call` has nothing against, in FP8 however few its keys are."""
-        from accel import fp8
+        (query, q_descale), (key, k_descale) = (_quantised(x, call.key.shape[2]) for x in (call.query, call.key))
+        return self.attend_quantised(query, q_descale, key, k_descale, call.value, scale_of(call), call.causal)
 
-        kv_heads, form = call.key.shape[2], fp8.format_for(call.query.device)
-        quantise = fp8.kernels(call.query.device).quantise_heads
-        parts = {name: quantise(dense(getattr(call, name)), kv_heads, form) for name in ("query", "key", "value")}
-        scale = scale_of(call)
-        (query, q_descale), (key, k_descale), (value, v_descale) = parts.values()
+    def attend_quantised(
+        self,
+        query: torch.Tensor,
+        q_descale: torch.Tensor,
+        key: torch.Tensor,
+        k_descale: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> torch.Tensor:
+        """As `attend`, for a query and key in e4m3 with float32 descales (batch, kv_heads), and a value in bf16.
+        scale: None for the root of the head size."""
+        value, v_descale = _quantised(value, key.shape[2])
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        return attend(query, key, value, scale, call.causal, **descales)
+        return attend(query, key, value, query.shape[3] ** -0.5 if scale is None else scale, causal, **descales)
+
+
+def _quantised(x: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    from accel import fp8
+
+    return fp8.kernels(x.device).quantise_heads(dense(x), kv_heads, fp8.format_for(x.device))

@@ -113,7 +113,7 @@ def shape(settings: Settings, end: float, work: Work) -> Section:
     """One call of one module with random weights."""
     usual = ("plain-fp32", "plain-bf16", "auto")
     names = settings.chosen(
-        *(usual if work.name not in NEEDS_GPU else ("plain-bf16", "auto", "fa3-fp8", "fp8-compiled"))
+        *(usual if work.name not in NEEDS_GPU else ("plain-bf16", "auto", "fa3-fp8", "fp8-compiled", "fp8-fused"))
     )
     cut = fitting(settings, work, len(names), end - time.monotonic())
     jobs = {name: settings.job(name, work=work.name, cut=cut, scale=settings.scale) for name in names}

@@ -13,7 +13,9 @@ from accel.backends import backend
 from accel.backends.fa3 import Fa3
 from accel.backends.runtime import AttentionCall
 from accel.backends.sdpa import attend
+from accel.checking import passes
 from accel.checking.line import relative
+from accel.fused import plain
 from tests import builders
 from tests.emulators import aiter
 from tests.emulators import sgl_kernel_cuda as emulator
@@ -76,3 +78,21 @@ def test_what_cannot_run_is_said_and_nothing_checked_is_no_success(
     out = capsys.readouterr().out
     assert "fa3 can't run here: FlashAttention-3 runs on compute capability 9.0" in out
     assert "fp8 can't run here: FP8 products need" in out
+
+
+def test_right_passes_pass_and_a_wrong_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "TOKENS", 3)
+    monkeypatch.setattr(passes, "SHAPES", ((256, 2),))
+    right = list(gpucheck.fused_cases(plain, CPU))
+    assert len(right) == 20
+    assert all(case.right for case in right)
+
+    class Wrong:
+        def __getattr__(self, name: str) -> Any:
+            run = getattr(plain, name)
+            return run if name != "normed" else lambda x, norm, modulation: run(x, norm, modulation) * 1.1
+
+    found = list(gpucheck.fused_cases(Wrong(), CPU))
+    assert {case.case.split(",")[0] for case in found if not case.right} == {
+        f"{kind} norm{where}" for kind in ("modulated", "affine") for where in ("", " by token")
+    }

@@ -1,0 +1,181 @@
+"""The block of Wan 2.1 and 2.2 in fused passes: what diffusers' WanTransformerBlock computes, with FP8 linears.
+
+The class of each block is swapped, modules and weights stay. A call that can't be served so (a LoRA around a linear,
+gradients, context parallelism) runs as diffusers wrote it, counted with its reason.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel import bridge, fp8
+from accel.backends.runtime import AttentionCall, Counting, Refused
+from accel.fused import plain
+from accel.fused.plain import Modulation, Norm, Rows
+from accel.ops import AttentionSlot, quantised_linear
+from accel.packed import QuantisedLinear
+from accel.swapping import Swaps, in_front
+
+BLOCK = "WanTransformerBlock"
+SHIFT, SCALE, GATE, FFN_SHIFT, FFN_SCALE, FFN_GATE = range(6)
+"""Rows of a block's modulation."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What the blocks of one component share. slot: the attention backend put into it, None for the model's own."""
+
+    kernels: Any
+    form: torch.dtype
+    slot: AttentionSlot | None
+    tally: Counting
+
+
+class FusedWanBlock(nn.Module):
+    """Goes in front of WanTransformerBlock."""
+
+    accel_means: Means
+    norm1: Any
+    norm2: Any
+    norm3: Any
+    attn1: Any
+    attn2: Any
+    ffn: Any
+    scale_shift_table: torch.Tensor
+
+    def forward(
+        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor, temb: torch.Tensor, rotary_emb: Any
+    ) -> torch.Tensor:
+        means = self.accel_means
+        reason = _why_not_call(self, hidden_states)
+        if reason:
+            means.tally.fell_back(reason)
+            stock: torch.Tensor = super().forward(hidden_states, encoder_hidden_states, temb, rotary_emb)
+            return stock
+        run, form = means.kernels, means.form
+        modulation = Modulation(temb, self.scale_shift_table[0])
+        rows = run.normed_rows(hidden_states, Norm(self.norm1.eps, None, None, SHIFT, SCALE), modulation, form)
+        attended = self._self_attention(rows, rotary_emb)
+        second = Norm(self.norm2.eps, self.norm2.weight, self.norm2.bias)
+        if self.attn2.add_k_proj is None:
+            hidden_states, rows = run.add_normed_rows(hidden_states, attended, GATE, second, modulation, form)
+            attended = self._cross_attention(rows, encoder_hidden_states)
+        else:  # a second, small attention to a picture: as diffusers does it
+            hidden_states = run.add(hidden_states, attended, modulation, GATE)
+            normed = run.normed(hidden_states, second, modulation)
+            attended = self.attn2(normed, encoder_hidden_states, None, None)
+        third = Norm(self.norm3.eps, None, None, FFN_SHIFT, FFN_SCALE)
+        hidden_states, rows = run.add_normed_rows(hidden_states, attended, None, third, modulation, form)
+        inner = _linear(self.ffn.net[0].proj, rows)
+        outer = _linear(self.ffn.net[2], run.gelu_rows(inner, form))
+        means.tally.served()
+        added: torch.Tensor = run.add(hidden_states, outer, modulation, FFN_GATE)
+        return added
+
+    def _self_attention(self, rows: Rows, rotation: Any) -> torch.Tensor:
+        attn, run = self.attn1, self.accel_means.kernels
+        query, key, value = (_linear(one, rows) for one in (attn.to_q, attn.to_k, attn.to_v))
+        value = value.unflatten(2, (attn.heads, -1))
+        eight_bit = self._attends_in_fp8(query, value)
+        form = self.accel_means.form if eight_bit else None
+        query, query_scale = run.heads(query, attn.norm_q.weight, attn.norm_q.eps, rotation, attn.heads, form)
+        key, key_scale = run.heads(key, attn.norm_k.weight, attn.norm_k.eps, rotation, attn.heads, form)
+        if eight_bit is not None:
+            out = eight_bit.attend_quantised(query, query_scale, key, key_scale, value)
+            assert self.accel_means.slot is not None
+            self.accel_means.slot.tally.served()
+        else:
+            out = bridge.dispatch(attn.processor, query, key, value)
+        return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), self.accel_means.form))
+
+    def _attends_in_fp8(self, query: torch.Tensor, value: torch.Tensor) -> Any:
+        """The backend that takes query and key already quantised, None where it would not serve this call."""
+        slot = self.accel_means.slot
+        backend: Any = None if slot is None or slot.aside else slot.backend
+        if not hasattr(backend, "attend_quantised"):
+            return None
+        heads = query.unflatten(2, (value.shape[2], -1))
+        return None if backend.why_not_call(AttentionCall(heads, heads, value)) else backend
+
+    def _cross_attention(self, rows: Rows, text: torch.Tensor) -> torch.Tensor:
+        attn, run = self.attn2, self.accel_means.kernels
+        query, _ = run.heads(_linear(attn.to_q, rows), attn.norm_q.weight, attn.norm_q.eps, None, attn.heads, None)
+        key, _ = run.heads(attn.to_k(text), attn.norm_k.weight, attn.norm_k.eps, None, attn.heads, None)
+        out = bridge.dispatch(attn.processor, query, key, attn.to_v(text).unflatten(2, (attn.heads, -1)))
+        return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), self.accel_means.form))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copied or pickled it is a stock block: what makes it fused belongs to one installation."""
+        state = {name: value for name, value in vars(self).items() if not name.startswith("accel_")}
+        return copyreg.__newobj__, (type(self).__bases__[1],), state  # type: ignore[attr-defined]
+
+
+def _linear(linear: QuantisedLinear, rows: Rows) -> torch.Tensor:
+    """A packed linear on rows that are quantised; counted like any of its calls."""
+    dtype = linear.accel_packing.dtype
+    return quantised_linear(*rows, linear.bias, linear.accel_number, linear.out_features, dtype)
+
+
+def _linears(block: Any) -> list[Any]:
+    """The linears of a block that take quantised rows."""
+    first, second = block.attn1, block.attn2
+    cross = [second.to_q, second.to_out[0]] if second.add_k_proj is None else []
+    return [first.to_q, first.to_k, first.to_v, first.to_out[0], *cross, block.ffn.net[0].proj, block.ffn.net[2]]
+
+
+def _why_not_call(block: Any, tokens: torch.Tensor) -> str:
+    """Why this call runs as diffusers wrote it, as one sentence; empty when it is fused."""
+    if torch.is_grad_enabled():
+        return "gradients are wanted"
+    if tokens.dtype != torch.bfloat16:
+        return f"{str(tokens.dtype).removeprefix('torch.')} tokens, the fused passes take bfloat16"
+    if not all(type(linear) is QuantisedLinear for linear in _linears(block)):
+        return "a linear is wrapped or unpacked, by a LoRA for example"
+    if block.training and any(isinstance(part, nn.Dropout) and part.p for part in block.modules()):
+        return "dropout is on"
+    parallel = (getattr(attn.processor, "_parallel_config", None) for attn in (block.attn1, block.attn2))
+    return "it runs with context parallelism" if any(one is not None for one in parallel) else ""
+
+
+def why_not_block(block: nn.Module) -> str:
+    """Why a block can't be fused at all, as one sentence; empty when it can."""
+    if type(block).__name__ != BLOCK:
+        return f"{type(block).__name__} has no fused form, {BLOCK} has"
+    known: Any = block
+    processors = {type(attn.processor).__name__ for attn in (known.attn1, known.attn2)}
+    if processors != {"WanAttnProcessor"}:
+        return f"its attention is computed by {' and '.join(sorted(processors))}, not by WanAttnProcessor"
+    if not all(type(linear) is QuantisedLinear for linear in _linears(known)):
+        return "not all of its linears are packed in FP8"
+    if not getattr(known.norm2, "elementwise_affine", False) or known.norm1.elementwise_affine:
+        return "its norms are not those of Wan 2.1 and 2.2"
+    return ""
+
+
+def kernels_for(device: torch.device) -> Any:
+    """Who computes the passes on `device`. Raises Refused without Triton on a GPU."""
+    if device.type == "cpu":
+        return plain
+    fp8.kernels(device)  # says what is missing
+    return importlib.import_module("accel.fused.kernels")
+
+
+def fuse_blocks(blocks: list[nn.Module], slot: AttentionSlot | None, tally: Counting) -> Callable[[], None]:
+    """Swap every block's class; returns the way back. Raises Refused, with nothing swapped, when one can't be fused."""
+    reason = next((reason for block in blocks if (reason := why_not_block(block))), "")
+    if reason:
+        raise Refused(reason)
+    known: list[Any] = list(blocks)
+    device = known[0].scale_shift_table.device
+    means = Means(kernels_for(device), fp8.format_for(device), slot, tally)
+    swaps = Swaps()
+    for block in known:
+        swaps.swap(block, in_front(FusedWanBlock, type(block))).accel_means = means
+    return swaps.undo
