@@ -24,6 +24,7 @@ import numpy.typing as npt
 from accel.finite import NonFiniteError, check_frames
 from app.engine import acceleration, loading
 from app.engine.calling import arguments_for, scheduler_for, to_frames
+from app.engine.pictures import Given, given
 from app.engine.preview import LatentColours
 from app.engine.watcher import Stop, Watcher
 from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
@@ -46,7 +47,7 @@ class Clip:
 
     frames: uint8 (frames, height, width, 3) RGB. plan and report: what accel engaged and what it served, as JSON-able
     data. timings: seconds of load, text, denoise, decode and total. tokens: {"used", "total", "limit"} of the prompt,
-    empty when unknown.
+    empty when unknown. pictures: PNG files of the pictures that the model was given, by the request's field.
     """
 
     frames: Frames
@@ -57,6 +58,7 @@ class Clip:
     report: dict[str, Any]
     timings: dict[str, float]
     tokens: dict[str, int] = field(default_factory=dict)
+    pictures: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -135,9 +137,9 @@ class Engine:
         expected: Mapping[str, float],
     ) -> Clip:
         family = family_for(request.model)
-        normalised = family.normalise(request)
+        normalised, pictures = given(family.normalise(request), self._home)
         request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
-        run = _Run(request, family, StageClock(), on_progress, should_stop, previews)
+        run = _Run(request, family, StageClock(), on_progress, should_stop, previews, pictures)
         run.clock.expect(expected)
         run.clock.enter("loading")
         run.tell()
@@ -165,7 +167,8 @@ class Engine:
         tokens = normalised.prompt_tokens
         counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
         fps = float(request.fps or family.defaults.fps)
-        return Clip(frames, fps, request, normalised.adjustments, decision.data, report, timings, counts)
+        files = pictures.as_files()
+        return Clip(frames, fps, request, normalised.adjustments, decision.data, report, timings, counts, files)
 
     def _expect(
         self, clock: StageClock, key: tuple[Any, ...], kind: tuple[Any, ...], expected: Mapping[str, float]
@@ -213,7 +216,8 @@ class Engine:
         """One run of the pipeline. Whatever happens, hooks and per-run state of the pipeline are gone afterwards."""
         request, clock = run.request, run.clock
         pipeline = loading.as_kind(loaded.pipeline, run.family.pipeline_for(request))
-        pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
+        # The accelerators ask the loaded one for its step, whichever of the two runs.
+        pipeline.scheduler = loaded.pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
         loaded.engaged.begin_clip()
         colours = (lambda: self._colours(loaded, run.family)) if run.previews else None
         watcher = Watcher(
@@ -225,12 +229,14 @@ class Engine:
             colours=colours,
             backends=backends,
             called_back=run.family.callback,
+            first=run.pictures.first,
         )
         clock.enter("text")
         run.tell()
         try:
             with watcher:
-                video = pipeline(**arguments_for(pipeline, run.family, request, watcher.step_end)).frames
+                arguments = arguments_for(pipeline, run.family, request, watcher.step_end, run.pictures.by_field)
+                video = pipeline(**arguments).frames
         finally:
             pipeline.maybe_free_model_hooks()
         if clock.stage != "decoding":
@@ -276,6 +282,7 @@ class _Run:
     on_progress: OnProgress | None
     should_stop: ShouldStop | None
     previews: bool
+    pictures: Given
 
     @property
     def steps(self) -> int:

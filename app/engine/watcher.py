@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from accel.finite import check_latents
 from app.engine.preview import CleanEstimate, LatentColours
 from app.progress import Progress, StageClock
@@ -42,8 +45,11 @@ class Watcher:
         colours: Callable[[], LatentColours | None] | None = None,
         backends: str = "",
         called_back: bool = True,
+        first: Any = None,
     ) -> None:
-        """`called_back`: whether the pipeline calls `step_end`; if not, its scheduler's steps are counted."""
+        """`called_back`: whether the pipeline calls `step_end`; if not, its scheduler's steps are counted. `first`: the
+        picture (PIL) that the clip begins with.
+        """
         self._pipeline, self._clock, self._steps = pipeline, clock, steps
         self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
         self._hooks: list[Any] = []
@@ -52,6 +58,8 @@ class Watcher:
         self._backends = backends
         self._frames_begun = 0
         self._called_back = called_back
+        # Such pipelines put the first picture's latents in by themselves, and never denoise those of the callback.
+        self._first = first if getattr(pipeline.config, "expand_timesteps", False) else None
 
     def __enter__(self) -> Self:
         if (encoder := getattr(self._pipeline, "text_encoder", None)) is not None:
@@ -63,6 +71,9 @@ class Watcher:
                 self._hooks.append(transformer.register_forward_hook(self._after_compiling))
                 for block in _blocks(transformer):
                     self._hook(block, self._check_stop)
+        encoder = getattr(getattr(self._pipeline, "vae", None), "encoder", None)
+        if encoder is not None:  # of the pictures
+            self._hook(encoder, self._check_stop)
         decoder = getattr(getattr(self._pipeline, "vae", None), "decoder", None)
         if decoder is not None:
             self._hook(decoder, self._before_latent_frame)
@@ -152,7 +163,13 @@ class Watcher:
             return None
         self._last_preview = moment
         colours = self._colours()
-        return None if colours is None else colours.picture(clean)
+        return None if colours is None else self._begun_with_first(colours.picture(clean))
+
+    def _begun_with_first(self, preview: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        if self._first is not None:
+            height, width = preview.shape[1:3]
+            preview[0] = np.asarray(self._first.resize((width, height)))
+        return preview
 
     def _tell(self, preview: Any = None) -> None:
         if self._on_progress is not None:

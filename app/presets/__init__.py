@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.errors import UsageError
 from app.paths import Home, read_bytes
+from app.pictures import from_metadata
 from app.presets.files import (
     FIRST,
     Preset,
@@ -44,7 +45,8 @@ class NamedRequest:
     """A request and where it came from.
 
     ``name`` is short and fit to become part of a file name, ``origin`` is how errors and summaries name it, ``folder``
-    is where its pictures lie (None: it can have none), ``metadata`` is the whole record of the clip it was read from.
+    is where its pictures lie (None: it can have none), ``metadata`` is the whole record of the clip it was read from,
+    ``pictures`` are the contents of those that the clip carries, by the request's field.
     """
 
     name: str
@@ -54,6 +56,7 @@ class NamedRequest:
     folder: Path | None = None
     warnings: tuple[str, ...] = ()
     metadata: Mapping[str, Any] | None = None
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def read_source(text: str, home: Home | None = None) -> list[NamedRequest]:
@@ -128,7 +131,8 @@ def _from_clip(path: Path) -> NamedRequest:
     metadata = read_metadata(path)
     record = {key: metadata[key] for key in ("kinetile", "request") if key in metadata}
     _, request, warnings = preset_from(Document(str(path), record))
-    return NamedRequest(_text(path.stem), request, _text(path), "", path.parent, warnings, metadata)
+    carried = from_metadata(metadata, _text(path))
+    return NamedRequest(_text(path.stem), request, _text(path), "", path.parent, warnings, metadata, carried)
 
 
 def _from_code(text: str, origin: str) -> NamedRequest:

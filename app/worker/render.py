@@ -15,6 +15,7 @@ import app
 from app import video
 from app.engine import Clip, Engine
 from app.job_types import JobSpec
+from app.pictures import to_metadata
 from app.progress import Progress
 
 # Packages whose release can change a clip's pixels or its file.
@@ -73,7 +74,8 @@ def metadata(spec: JobSpec, clip: Clip, uid: str = "") -> dict[str, Any]:
         **({"job": uid} if uid else {}),
         "request": clip.request.model_dump(mode="json"),
         "asked": spec.asked.model_dump(mode="json"),
-        "adjustments": [item.model_dump(mode="json") for item in spec.adjustments or clip.adjustments],
+        **({"pictures": to_metadata(clip.pictures)} if clip.pictures else {}),
+        "adjustments": [item.model_dump(mode="json") for item in dict.fromkeys(spec.adjustments + clip.adjustments)],
         "plan": clip.plan,
         "report": {**clip.report, "tokens": clip.tokens},
         "timings": {stage: round(seconds, 4) for stage, seconds in clip.timings.items()},
