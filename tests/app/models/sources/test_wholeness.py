@@ -1,0 +1,126 @@
+"""Incomplete folders are told file by file, whatever is missing or cut short of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.models.sources.wholeness import problems_in, tensors_in, weights_problem
+from app.models.starter import WEIGHTS
+from tests.app.models.sources.fake_hub import NEEDED, model, safetensors
+
+WEIGHTY = [name for name in NEEDED if name.endswith(".safetensors")]
+SETTINGS = ["text_encoder/config.json", "transformer/config.json", "vae/config.json", "model_index.json"]
+FILES = {name: content for name, content in model(3000).items() if name in NEEDED}
+SIZES = {name: len(content) for name, content in FILES.items()}
+
+
+def write(folder: Path) -> Path:
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "model")
+
+
+def test_a_whole_folder_has_no_problems(folder: Path, tiny_folder: Path) -> None:
+    assert problems_in(folder) == ()
+    assert problems_in(folder, SIZES) == ()
+    assert problems_in(WEIGHTS) == ()
+    assert problems_in(tiny_folder) == ()
+
+
+@pytest.mark.parametrize("name", [*WEIGHTY, *SETTINGS])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    found = problems_in(folder)
+    component = name.partition("/")[0]
+    assert found[0] in (f"{name} is missing", f"{component} has no safetensors weights")
+    assert len(found) == 1
+    assert f"{name} is missing" in problems_in(folder, SIZES)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_with_the_hub_s_listing_every_file_counts(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert f"{name} is missing" in problems_in(folder, SIZES)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(name=st.sampled_from(WEIGHTY), data=st.data())
+def test_a_file_that_was_cut_short_is_named(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    folder = write(tmp_path / "model")
+    content = FILES[name]
+    (folder / name).write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    (told,) = problems_in(folder)
+    assert told.startswith(f"{name} ")
+    assert any(words in told for words in ("is cut short", "is empty", "can't be read"))
+
+
+def test_a_file_that_comes_or_changes_is_seen(folder: Path) -> None:
+    (folder / WEIGHTY[0]).unlink()
+    assert problems_in(folder)
+    (folder / WEIGHTY[0]).write_bytes(FILES[WEIGHTY[0]])
+    assert problems_in(folder) == ()
+
+
+def test_a_link_to_nothing_is_a_missing_file(folder: Path) -> None:
+    (folder / WEIGHTY[0]).unlink()
+    (folder / WEIGHTY[0]).symlink_to(folder / "gone")
+    assert problems_in(folder) == (f"{WEIGHTY[0]} is missing",)
+
+
+def test_pickled_weights_alone_are_refused(folder: Path) -> None:
+    (folder / "vae/diffusion_pytorch_model.safetensors").unlink()
+    (folder / "vae/diffusion_pytorch_model.bin").write_bytes(b"pickled")
+    (told,) = problems_in(folder)
+    assert told.startswith("vae/diffusion_pytorch_model.bin is pickled, which can run code")
+
+
+def test_a_tokenizer_without_files_is_told(folder: Path) -> None:
+    shutil.rmtree(folder / "tokenizer")
+    assert problems_in(folder) == ("tokenizer is empty",)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\x00"])
+def test_an_index_that_can_t_be_read_is_told(folder: Path, text: str) -> None:
+    (folder / "model_index.json").write_text(text, encoding="utf-8")
+    (told,) = problems_in(folder)
+    assert told.startswith("model_index.json ")
+
+
+@pytest.mark.parametrize("value", [[], {"weight_map": []}, {"weight_map": None}, {}, None])
+def test_a_list_of_shards_that_can_t_be_read_is_told(folder: Path, value: object) -> None:
+    name = "transformer/diffusion_pytorch_model.safetensors.index.json"
+    (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    assert problems_in(folder) == (f"{name} can't be read",)
+
+
+def test_nothing_there_at_all(tmp_path: Path) -> None:
+    assert problems_in(tmp_path / "none") == ("model_index.json is missing",)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_judged_without_an_error(content: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "x.safetensors"
+        file.write_bytes(content)
+        told = weights_problem(file)
+        assert told is None or told
+
+
+def test_the_tensors_of_a_file_are_read_without_its_weights(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(safetensors(40)[:-30])
+    assert tensors_in(file) == {"weight": (40,)}
