@@ -87,7 +87,7 @@ def load_pipeline(
                 dtype = getattr(torch, dtypes.get(name, dtypes.get("default", "float32")))
                 loaded[name] = factory.from_pretrained(place, dtype=dtype, use_safetensors=True, local_files_only=True)
             else:
-                loaded[name] = factory.from_pretrained(place, local_files_only=True)
+                loaded[name] = _without_weights(factory, place)
             on_component(done, len(components))
         pipeline = _assemble(folder, loaded)
     except _BROKEN as error:
@@ -132,7 +132,7 @@ def skeleton(folder: Path) -> Any:
         for name, (library, kind) in components_of(folder).items():
             factory, place = _factory(library, kind), str(folder / name)
             if not _has_weights(factory):
-                made[name] = factory.from_pretrained(place, local_files_only=True)
+                made[name] = _without_weights(factory, place)
                 continue
             with torch.device("meta"):
                 if library == "transformers":
@@ -154,6 +154,19 @@ def _has_weights(factory: Any) -> bool:
     import torch
 
     return isinstance(factory, type) and issubclass(factory, torch.nn.Module)
+
+
+def _without_weights(factory: Any, place: str) -> Any:
+    """A tokenizer, scheduler or processor. Tokenizers split text as their tokenizer.json says, where there is one.
+
+    transformers 5 builds a tokenizer anew from its vocabulary by the rules of the class that the index names. Those of
+    HunyuanVideo's index, LlamaTokenizerFast, are not Llama 3's, whose tokenizer.json lies there: every space is lost.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    if issubclass(factory, PreTrainedTokenizerBase) and (Path(place) / "tokenizer.json").is_file():
+        factory = PreTrainedTokenizerFast
+    return factory.from_pretrained(place, local_files_only=True)
 
 
 def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:

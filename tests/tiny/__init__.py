@@ -1,7 +1,8 @@
 """One tiny pipeline per model family, with random weights, in the layout that diffusers saves and the hub serves.
 
 `save(name, folder)` writes one; the fixture `tiny_models` writes each once per test session. Classes, file names,
-latent channels and the VAE's factors are the real ones; widths and depths are not. Each takes seconds and 3 MB at most.
+latent channels and the VAE's factors are the real ones; widths and depths are not. Each takes seconds to make
+and about 3 MB at most.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import ltx, wan
+from tests.tiny import cogvideox, hunyuan, ltx, mochi, sana, skyreels, text, wan
 
 BUILDERS: Mapping[str, Callable[[], Any]] = {
     "wan-t2v": wan.t2v,
@@ -21,9 +22,24 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "wan-flf2v": wan.flf2v,
     "wan-i2v-two": wan.i2v_two,
     "ltx": ltx.t2v,
+    "hunyuan": hunyuan.t2v,
+    "hunyuan-15": hunyuan.t2v_15,
+    "cogvideox-2b": cogvideox.t2v,
+    "cogvideox-5b": cogvideox.t2v_5b,
+    "cogvideox-i2v": cogvideox.i2v,
+    "cogvideox-15": cogvideox.t2v_15,
+    "mochi": mochi.t2v,
+    "skyreels": skyreels.t2v,
+    "skyreels-forcing": skyreels.forcing,
+    "skyreels-i2v": skyreels.i2v,
+    "sana": sana.t2v,
 }
 # The hub's indexes still name tokenizers by these, which transformers 5 reads but does not write.
-_HUB_NAMES = {"T5Tokenizer": "T5TokenizerFast"}
+_HUB_NAMES = {
+    "T5Tokenizer": "T5TokenizerFast",
+    "TokenizersBackend": "LlamaTokenizerFast",
+    "GemmaTokenizer": "GemmaTokenizerFast",
+}
 
 
 def build(name: str, seed: int = 0) -> Any:
@@ -38,6 +54,8 @@ def build(name: str, seed: int = 0) -> Any:
 def save(name: str, folder: Path, seed: int = 0) -> Path:
     """Write the pipeline in diffusers layout into `folder` and return it."""
     build(name, seed).save_pretrained(folder)
+    if name.startswith("cogvideox"):
+        text.sentencepiece_only(folder / "tokenizer")
     index = folder / "model_index.json"
     entries = json.loads(index.read_text(encoding="utf-8"))
     for entry in entries.values():

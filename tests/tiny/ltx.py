@@ -29,8 +29,8 @@ def transformer() -> Any:
     ).eval()
 
 
-def vae() -> Any:
-    """The VAE of LTX-Video 0.9.0: no timestep for its decoder."""
+def vae(timestep_conditioning: bool = False) -> Any:
+    """LTX-Video's VAE; the decoder of 0.9.0 takes no timestep."""
     from diffusers import AutoencoderKLLTXVideo
 
     return AutoencoderKLLTXVideo(
@@ -39,6 +39,7 @@ def vae() -> Any:
         decoder_block_out_channels=(8, 8, 8, 8),
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1, 1),
+        timestep_conditioning=timestep_conditioning,
     ).eval()
 
 
@@ -54,3 +55,11 @@ def scheduler() -> Any:
         max_image_seq_len=4096,
         shift_terminal=0.1,
     )
+
+
+def conditioned() -> Any:
+    """LTX-Video since 0.9.5: pictures for any frame, a fixed schedule, a decoder that takes a timestep."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, LTXConditionPipeline
+
+    parts = (vae(timestep_conditioning=True), text.t5_encoder(), text.t5_tokenizer(256), transformer())
+    return LTXConditionPipeline(FlowMatchEulerDiscreteScheduler(), *parts)

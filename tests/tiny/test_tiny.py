@@ -12,7 +12,8 @@ import pytest
 from app.engine import loading
 from tests import tiny
 
-MOST_BYTES = 3_000_000
+MOST_BYTES = {"hunyuan-15": 24_000_000, "mochi": 3_500_000}
+"""Where 3 MB don't do: 1.5 has a layer of 2048 x 2048 whatever is asked for, and Mochi's VAE 32 groups in its norms."""
 
 
 @pytest.mark.parametrize("name", tiny.BUILDERS)
@@ -23,7 +24,7 @@ def test_a_tiny_pipeline_is_whole_and_small(name: str, tiny_models: Callable[[st
     assert not list(folder.rglob("*.bin"))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(name, f"{size / 1e6:.2f} MB")
-    assert size < MOST_BYTES
+    assert size < MOST_BYTES.get(name, 3_000_000)
 
 
 def test_a_second_build_is_the_same_and_another_seed_is_not(tmp_path: Path, tiny_models: Callable[[str], Path]) -> None:

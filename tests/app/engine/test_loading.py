@@ -93,3 +93,17 @@ def test_memory_that_ran_out_is_not_called_a_broken_model(tiny_folder: Path, mon
     monkeypatch.setattr(WanTransformer3DModel, "from_pretrained", fail)
     with pytest.raises(MemoryError, match="os error 12"):
         loading.load_pipeline(tiny_folder, {})
+
+
+@pytest.mark.parametrize("name", ["hunyuan", "hunyuan-15", "sana", "ltx", "cogvideox-2b"])
+def test_text_is_split_as_the_models_own_files_say(tiny_models: Callable[[str], Path], name: str) -> None:
+    from transformers import AutoTokenizer
+
+    folder = tiny_models(name)
+    loaded = loading.load_pipeline(folder, {})
+    assert loading.skeleton(folder).tokenizer("a red ball").input_ids == loaded.tokenizer("a red ball").input_ids
+    assert (
+        loaded.tokenizer("a red ball").input_ids
+        == AutoTokenizer.from_pretrained(folder / "tokenizer")("a red ball").input_ids
+    )
+    assert loaded.tokenizer("a red ball").input_ids != loaded.tokenizer("aredball").input_ids, "spaces count"
