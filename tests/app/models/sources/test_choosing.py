@@ -14,9 +14,9 @@ ONE = {"transformer": ["diffusers", "WanTransformer3DModel"]}
 TEXT = {"text_encoder": ["transformers", "UMT5EncoderModel"]}
 
 
-def chosen(index: object, *names: str) -> set[str]:
+def chosen(index: dict[str, list[str]], *names: str) -> set[str]:
     """What is chosen of one component's files, besides the index."""
-    (component,) = index if isinstance(index, dict) else ()
+    (component,) = index
     found = needed(["model_index.json", *(f"{component}/{name}" for name in names)], index, "a/b")
     return {path.removeprefix(f"{component}/") for path in found} - {"model_index.json"}
 

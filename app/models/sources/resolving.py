@@ -1,0 +1,191 @@
+"""Which family a model belongs to that is no name of the catalogue: a repository, a folder, a single file.
+
+    hf:owner/name         a repository of the hub, in diffusers layout, once it was fetched
+    /somewhere/a-model    a folder in diffusers layout; also C:\\models\\a-model, ~/models/a-model, ./a-model
+    /somewhere/x.gguf     the weights of one transformer (safetensors or GGUF); all else comes from the family's own
+
+The pipeline that the folder's index names decides; of several families with that pipeline the one whose repository has
+the folder's name, else the one with the most similar number of parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PureWindowsPath
+
+from app.errors import UsageError
+from app.models.base import Family
+from app.models.sources.cache import REPO, Located, in_cache
+from app.models.sources.choosing import INDEX, is_pickle
+from app.models.sources.gguf import read_tensors
+from app.models.sources.wholeness import numbers_in, problems_in, tensors_in
+from app.strict_json import short
+
+HUB = "hf:"
+FILES = (".safetensors", ".gguf")
+ALIKE = 0.02
+"""How far the parameters of a single file may differ from those of the model it takes the place of: formats count a
+few buffers differently."""
+
+Locate = Callable[[Family], Located]
+
+
+def is_source(model: str) -> bool:
+    """Whether `model` is written like a repository, a folder or a file, and no name of the catalogue could be."""
+    return model.startswith(HUB) or is_path(model)
+
+
+def is_path(model: str) -> bool:
+    """Whether `model` is written like a path of this system or another one: names of the catalogue never are."""
+    return bool(re.match(r"[/\\~]|\.{1,2}[/\\]|[A-Za-z]:[/\\]", model)) or model.lower().endswith((*FILES, ".ckpt"))
+
+
+def family_of(model: str, known: Sequence[Family], locate: Locate) -> Family:
+    """The family of a repository ("hf:owner/name"), folder or file, with its weights in place.
+
+    `locate` finds a family's own weights. Raises UsageError for what can't be a model, is not here, or belongs to no
+    family.
+    """
+    if model.startswith(HUB):
+        return _of_repository(model, known, locate)
+    path = _path(model)
+    if path.is_dir():
+        return _of_folder(path, str(path), path.name, known)
+    if path.is_file():
+        return _of_file(path, known, locate)
+    raise UsageError(f"model: {short(model)} is not on this machine; choose another folder or file, or a model's name.")
+
+
+def repo_of(model: str) -> str:
+    """The repository that "hf:owner/name" means. Raises UsageError when that is no repository's name."""
+    repo = model.removeprefix(HUB)
+    if not REPO.fullmatch(repo):
+        raise UsageError(
+            f"model: {short(model)} is no repository; write hf:OWNER/NAME, as its page on the hub is called."
+        )
+    return repo
+
+
+def _path(model: str) -> Path:
+    """Raises UsageError for a path that this system can't have, or that leads to another machine."""
+    if re.match(r"[/\\]{2}", model):
+        raise UsageError(f"model: {short(model)} lies on another machine; copy it to this one.")
+    if "\0" in model or (Path("/") == Path(Path.cwd().anchor) and PureWindowsPath(model).drive):
+        raise UsageError(f"model: {short(model)} is a path of another system; choose a folder or file of this machine.")
+    try:
+        return Path(model).expanduser().absolute()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"model: {short(model)} can't be looked for ({error}); choose another folder.") from error
+
+
+def _of_repository(model: str, known: Sequence[Family], locate: Locate) -> Family:
+    repo = repo_of(model)
+    for family in known:
+        if repo in family.repos:
+            located = locate(family)
+            return family.with_folder(located.folder) if located.is_whole and located.folder else family
+    located = in_cache(repo)
+    if located.folder is None or not (located.folder / INDEX).is_file():
+        raise UsageError(
+            f"model: {short(model)} is not on this machine, and only its files tell what it is: fetch it with "
+            f"python launch.py --fetch {HUB}{repo}."
+        )
+    name = repo.partition("/")[2]
+    made = _of_folder(located.folder, HUB + repo, name, known, located.problems)
+    return replace(made, repos=(repo,))
+
+
+def _of_folder(
+    folder: Path, model: str, title: str, known: Sequence[Family], problems: tuple[str, ...] | None = None
+) -> Family:
+    """A folder in diffusers layout as a model of its own, with the rules of its family. Not whole: without folder."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        pipeline = index["_class_name"]
+    except FileNotFoundError:
+        raise UsageError(
+            f"model: {short(str(folder))} has no {INDEX}, so it is no model in diffusers layout; choose another folder."
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"model: {short(str(folder / INDEX))} can't be read ({error}); choose another folder."
+        ) from None
+    alike = [one for one in known if pipeline in (one.pipeline, one.image_pipeline)]
+    if not alike:
+        possible = ", ".join(sorted({one.pipeline for one in known}))
+        raise UsageError(
+            f"model: {short(title)} is a {short(str(pipeline))}, which Kinetile does not know; it knows {possible}."
+        )
+    lacks = problems_in(folder) if problems is None else problems
+    if lacks:
+        shown = "; ".join(lacks[:3]) + (f"; and {len(lacks) - 3} more" if len(lacks) > 3 else "")
+        remedy = f"fetch the rest with python launch.py --fetch {model}" if model.startswith(HUB) else "copy it again"
+        raise UsageError(f"model: {short(title)} is not whole ({shown}): {remedy}.")
+    own = replace(_nearest(folder, title, alike), name=model, aliases=(), repos=(), title=title, called="")
+    return own.with_folder(folder)
+
+
+def _nearest(folder: Path, title: str, alike: Sequence[Family]) -> Family:
+    for family in alike:
+        if any(repo.partition("/")[2].lower() == title.lower() for repo in family.repos):
+            return family
+    held = sum(_parameters(part) for part in folder.iterdir() if part.is_dir())
+
+    def distance(family: Family) -> float:
+        figure = family.memory.get("bfloat16")
+        if figure is None or not figure.value or not held:
+            return math.inf
+        return abs(math.log(figure.value / 2 / held))
+
+    return min(alike, key=distance)
+
+
+def _parameters(component: Path) -> int:
+    total = 0
+    for file in component.glob("*.safetensors"):
+        try:
+            total += numbers_in(tensors_in(file))
+        except (OSError, ValueError):
+            return 0
+    return total
+
+
+# -- single files --
+
+
+def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
+    """A transformer's weights in one file: the family whose own transformer here has as many parameters."""
+    if is_pickle(file.name):
+        raise UsageError(
+            f"model: {file.name} holds pickled weights, which can run code when they are loaded; choose a file that "
+            "ends in .safetensors or .gguf."
+        )
+    if file.suffix.lower() not in FILES:
+        raise UsageError(f"model: {file.name} is no model; choose a file that ends in {' or '.join(FILES)}.")
+    try:
+        held = numbers_in(read_tensors(file) if file.suffix.lower() == ".gguf" else tensors_in(file))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model: {file.name} can't be read ({error}); copy or download it again.") from None
+    if not held:
+        raise UsageError(f"model: {file.name} holds no tensors; copy or download it again.")
+    best: tuple[float, Family, Path] | None = None
+    for family in known:
+        located = locate(family)
+        if not located.is_whole or located.folder is None or (located.folder / "transformer_2").is_dir():
+            continue
+        own = _parameters(located.folder / "transformer")
+        apart = abs(own / held - 1)
+        if apart <= ALIKE and (best is None or apart < best[0]):
+            best = (apart, family, located.folder)
+    if best is None:
+        raise UsageError(
+            f"model: {file.name} holds {held / 1e9:.2f} billion parameters, as no model here does: fetch the model "
+            "that it was made from, for its text encoder and VAE, or check the file."
+        )
+    _, family, folder = best
+    made = replace(family, name=str(file), aliases=(), repos=(), title=file.stem, called="", file=file)
+    return made.with_folder(folder)
