@@ -107,6 +107,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all of it (default %(default).0f)")
     parser.add_argument("--rounds", type=int, default=5, help="most rounds of a section (default %(default)s)")
     parser.add_argument("--layers", type=int, default=0, help="how many of a large model are run (default: what fits)")
+    parser.add_argument("--cut", type=int, help="which cut of a large model, 0 for the whole (default: what fits)")
     parser.add_argument("--contenders", default="", help=f"of {', '.join(CONTENDERS)}, with commas")
     parser.add_argument("--accel", default="", help="what all plans are asked for, such as dtype=float32,vae=stock")
     parser.add_argument("--clip", default="", help="changes to the clip, such as width=192,height=112,steps=10")
@@ -140,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scale=options.scale,
         rounds=options.rounds,
         layers=options.layers,
+        cut=options.cut,
         profile=options.profile,
     )
     torch = machine.packages["torch"].version if "torch" in machine.packages else "none"

@@ -40,7 +40,8 @@ class Settings:
     """What is measured with. model: folder of a diffusers pipeline, None when only shapes are measured.
 
     contenders: names of CONTENDERS, empty for each section's own. preferences: for the plans of all contenders.
-    layers: how many of a large model's are run, 0 for as many as memory and time allow.
+    layers: how many of a large model's are run, 0 for as many as memory and time allow. cut: which of a work's cuts is
+    run, 0 for the whole, None for the largest that fits.
     """
 
     machine: Machine
@@ -51,6 +52,7 @@ class Settings:
     scale: Scale = "full"
     rounds: int = 5
     layers: int = 0
+    cut: int | None = None
     profile: bool = False
 
     @property
@@ -184,6 +186,8 @@ def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> 
     three times in `seconds`."""
     if settings.scale == "tiny":
         return work.cuts[-1]
+    if settings.cut is not None:
+        return work.cuts[min(settings.cut, len(work.cuts) - 1)]
     if settings.layers and work.stage != "vae":
         return min(settings.layers, work.cuts[0])
     if settings.device != "cpu":

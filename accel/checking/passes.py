@@ -43,7 +43,7 @@ def _passes(k: Any, channels: int, heads: int, device: torch.device) -> dict[str
     x, y, weight = normal(BATCH, TOKENS, channels), normal(BATCH, TOKENS, channels), normal(channels)
     cosine, sine = normal(2, 1, TOKENS, 1, channels // heads).float().unbind()
     timed = {
-        "": Modulation(normal(BATCH, 6, channels), normal(6, channels).float()),
+        "": Modulation(normal(BATCH, 6, channels).float()),
         " by token": Modulation(normal(BATCH, TOKENS, 6, channels), normal(6, channels).float()),
     }
     norms = {"modulated": Norm(1e-6, None, None, 0, 1), "affine": Norm(1e-6, weight.float(), weight.float())}

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from accel import triton_fp8
 from accel.fp8 import SMALLEST
 from accel.fused.plain import Modulation, Norm, Rows, head_scales
 from accel.triton_fp8 import _cast, _finite_size, _most, _on
@@ -39,6 +38,22 @@ def _quantise(
 
 
 @triton.jit
+def _moved(
+    embedding: tl.tensor,
+    table: tl.tensor,
+    index: tl.constexpr,
+    tabled: tl.constexpr,
+    at: tl.tensor,
+    columns: tl.constexpr,
+) -> tl.tensor:
+    """One row of a modulation. These rows are the same for all tokens, so they stay in the nearest cache."""
+    row = tl.load(embedding + index * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+    if tabled:
+        row += tl.load(table + index * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+    return row
+
+
+@triton.jit
 def _tokens(
     x: tl.tensor,
     y: tl.tensor,
@@ -56,6 +71,7 @@ def _tokens(
     gate: tl.constexpr,
     shift: tl.constexpr,
     scale: tl.constexpr,
+    tabled: tl.constexpr,
     summed: tl.constexpr,
     normal: tl.constexpr,
     affine: tl.constexpr,
@@ -68,32 +84,24 @@ def _tokens(
     at = tl.arange(0, block)
     inside = at < columns
     place = row * columns + at
-    moved = embedding + (row // per_embedding) * embedding_stride + at
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    moved = embedding + (row // per_embedding) * embedding_stride
+    values = tl.load(x + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     if summed:
-        more = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+        more = tl.load(y + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
         if gate >= 0:
-            more *= tl.load(moved + gate * columns, mask=inside, other=0.0).to(tl.float32) + tl.load(
-                table + gate * columns + at, mask=inside, other=0.0
-            ).to(tl.float32)
-        rounded = (values + more).to(total.dtype.element_ty)
-        tl.store(total + place, rounded, mask=inside)
-        values = rounded.to(tl.float32)
+            more *= _moved(moved, table, gate, tabled, at, columns)
+        added = (values + more).to(total.dtype.element_ty)
+        tl.store(total + place, added, mask=inside)
+        values = added.to(tl.float32)
     if normal:
         centred = tl.where(inside, values - tl.sum(values, axis=0) / columns, 0.0)
         values = centred * (1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / columns + eps))
         if affine:
-            values = values * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + tl.load(
-                bias + at, mask=inside, other=0.0
-            ).to(tl.float32)
+            values *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+            values += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
         if scale >= 0:
-            factor = tl.load(moved + scale * columns, mask=inside, other=0.0).to(tl.float32) + tl.load(
-                table + scale * columns + at, mask=inside, other=0.0
-            ).to(tl.float32)
-            offset = tl.load(moved + shift * columns, mask=inside, other=0.0).to(tl.float32) + tl.load(
-                table + shift * columns + at, mask=inside, other=0.0
-            ).to(tl.float32)
-            values = values * (1.0 + factor) + offset
+            values *= 1.0 + _moved(moved, table, scale, tabled, at, columns)
+            values += _moved(moved, table, shift, tabled, at, columns)
         rounded = values.to(x.dtype.element_ty)
         if quantised:
             _quantise(rounded.to(tl.float32), row, out, scales, at, columns, most, least)
@@ -102,22 +110,24 @@ def _tokens(
 
 
 @triton.jit
-def _gelu(
+def _rows(
     x: tl.tensor,
     out: tl.tensor,
     scales: tl.tensor,
     columns: tl.constexpr,
+    gelu: tl.constexpr,
     most: tl.constexpr,
     least: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
-    values = tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32)
-    # x * (1 + tanh(u)) / 2 is x * sigmoid(2 u): one exponential instead of a tanh
-    inner = 1.5957691216057308 * (values + 0.044715 * values * values * values)
-    activated = (values / (1.0 + tl.exp(-inner))).to(x.dtype.element_ty)
-    _quantise(activated.to(tl.float32), row, out, scales, at, columns, most, least)
+    values = tl.load(x + row * columns + at, mask=at < columns, other=0.0, cache_modifier=".cg").to(tl.float32)
+    if gelu:
+        # x * (1 + tanh(u)) / 2 is x * sigmoid(2 u): one exponential instead of a tanh
+        inner = 1.5957691216057308 * (values + 0.044715 * values * values * values)
+        values = (values / (1.0 + tl.exp(-inner))).to(x.dtype.element_ty).to(tl.float32)
+    _quantise(values, row, out, scales, at, columns, most, least)
 
 
 @triton.jit
@@ -140,7 +150,7 @@ def _heads(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < columns
-    values = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + row * columns + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     values *= 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / columns + eps)
     values *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     values = values.to(x.dtype.element_ty).to(tl.float32)
@@ -191,19 +201,21 @@ def add_normed_rows(
 
 def gelu_rows(x: torch.Tensor, form: torch.dtype) -> Rows:
     """As `plain.gelu_rows`."""
-    x, found = x.contiguous(), _rows_like(x, form)
-    columns = x.shape[-1]
-    with _on(x):
-        _gelu[(x.numel() // columns,)](
-            x, *found, columns, _most(form), SMALLEST, triton.next_power_of_2(columns), num_warps=_warps(columns)
-        )
-    return found
+    return _quantised(x, form, True)
 
 
 def rows(x: torch.Tensor, form: torch.dtype) -> Rows:
     """As `plain.rows`."""
-    values, scales = triton_fp8.quantise_rows(x.flatten(0, -2), form)
-    return Rows(values.view(x.shape), scales.view(*x.shape[:-1], 1))
+    return _quantised(x, form, False)
+
+
+def _quantised(x: torch.Tensor, form: torch.dtype, gelu: bool) -> Rows:
+    x, found = x.contiguous(), _rows_like(x, form)
+    columns = x.shape[-1]
+    shape = (columns, gelu, _most(form), SMALLEST, triton.next_power_of_2(columns))
+    with _on(x):
+        _rows[(x.numel() // columns,)](x, *found, *shape, num_warps=_warps(columns))
+    return found
 
 
 def heads(
@@ -242,7 +254,7 @@ def _run(
 ) -> None:
     """The one kernel behind sums and norms. `total` and `out` are contiguous; so become x, y and the modulation."""
     x, y = x.contiguous(), None if y is None else y.contiguous()
-    embedding, table = modulation.embedding.contiguous(), modulation.table.contiguous()
+    embedding, table = modulation.embedding.contiguous(), modulation.table
     columns = x.shape[-1]
     tokens = x.numel() // columns
     per = 1 if embedding.dim() == 4 else tokens // embedding.shape[0]
@@ -251,10 +263,10 @@ def _run(
     most = _most(out.dtype) if out is not None and scales is not None else 0.0
     with _on(x):
         _tokens[(tokens,)](
-            x, _or(y, x), _or(total, x), _or(out, x), _or(scales, x), embedding, table, _or(used.weight, x),
-            _or(used.bias, x), per, embedding.shape[-2] * columns, columns, used.eps, _index(gate),
-            _index(used.shift), _index(used.scale), y is not None, norm is not None, affine, scales is not None,
-            most, SMALLEST, triton.next_power_of_2(columns), num_warps=_warps(columns),
+            x, _or(y, x), _or(total, x), _or(out, x), _or(scales, x), embedding, _or(table, x),
+            _or(used.weight, x), _or(used.bias, x), per, embedding.shape[-2] * columns, columns, used.eps, _index(gate),
+            _index(used.shift), _index(used.scale), table is not None, y is not None, norm is not None, affine,
+            scales is not None, most, SMALLEST, triton.next_power_of_2(columns), num_warps=_warps(columns),
         )  # fmt: skip
 
 

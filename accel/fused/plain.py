@@ -18,14 +18,15 @@ ROUNDED = 1.02
 
 class Modulation(NamedTuple):
     """What a block's timestep says. embedding: (batch, n, channels), or (batch, tokens, n, channels) where every token
-    has its own time; table: (n, channels), added to it."""
+    has its own time; table: (n, channels), to be added to it, None where it was."""
 
     embedding: torch.Tensor
-    table: torch.Tensor
+    table: torch.Tensor | None = None
 
     def vector(self, index: int) -> torch.Tensor:
         """Row `index`, float32 (batch, 1 or tokens, channels)."""
-        row = self.embedding[..., index, :].float() + self.table[index].float()
+        row = self.embedding[..., index, :].float()
+        row = row if self.table is None else row + self.table[index].float()
         return row if self.embedding.dim() == 4 else row.unsqueeze(1)
 
 

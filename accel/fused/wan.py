@@ -1,7 +1,7 @@
 """The block of Wan 2.1 and 2.2 in fused passes: what diffusers' WanTransformerBlock computes, with FP8 linears.
 
 The class of each block is swapped, modules and weights stay. A call that can't be served so (a LoRA around a linear,
-gradients, context parallelism) runs as diffusers wrote it, counted with its reason.
+gradients, diffusers' context parallelism) runs as diffusers wrote it, counted with its reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copyreg
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,13 @@ from accel.fused import plain
 from accel.fused.plain import Modulation, Norm, Rows
 from accel.ops import AttentionSlot, quantised_linear
 from accel.packed import QuantisedLinear
+from accel.parallel import exchange
+from accel.parallel.exchange import Across
 from accel.swapping import Swaps, in_front
 
 BLOCK = "WanTransformerBlock"
+Heads = tuple[torch.Tensor, Any]
+"""What a pass `heads` gives: queries or keys, and their scales where they are quantised."""
 SHIFT, SCALE, GATE, FFN_SHIFT, FFN_SCALE, FFN_GATE = range(6)
 """Rows of a block's modulation."""
 
@@ -60,7 +65,7 @@ class FusedWanBlock(nn.Module):
             stock: torch.Tensor = super().forward(hidden_states, encoder_hidden_states, temb, rotary_emb)
             return stock
         run, form = means.kernels, means.form
-        modulation = Modulation(temb, self.scale_shift_table[0])
+        modulation = _modulation(temb, self.scale_shift_table)
         rows = run.normed_rows(hidden_states, Norm(self.norm1.eps, None, None, SHIFT, SCALE), modulation, form)
         attended = self._self_attention(rows, rotary_emb)
         second = Norm(self.norm2.eps, self.norm2.weight, self.norm2.bias)
@@ -80,29 +85,35 @@ class FusedWanBlock(nn.Module):
         return added
 
     def _self_attention(self, rows: Rows, rotation: Any) -> torch.Tensor:
-        attn, run = self.attn1, self.accel_means.kernels
-        query, key, value = (_linear(one, rows) for one in (attn.to_q, attn.to_k, attn.to_v))
-        value = value.unflatten(2, (attn.heads, -1))
-        eight_bit = self._attends_in_fp8(query, value)
+        attn, run, across = self.attn1, self.accel_means.kernels, exchange.of(self.attn1.processor)
+        value = _linear(attn.to_v, rows).unflatten(2, (attn.heads, -1))
+        eight_bit = self._attends_in_fp8(value if across is None else across.shaped(value))
         form = self.accel_means.form if eight_bit else None
-        query, query_scale = run.heads(query, attn.norm_q.weight, attn.norm_q.eps, rotation, attn.heads, form)
-        key, key_scale = run.heads(key, attn.norm_k.weight, attn.norm_k.eps, rotation, attn.heads, form)
-        if eight_bit is not None:
-            out = eight_bit.attend_quantised(query, query_scale, key, key_scale, value)
+
+        query = partial(self._heads, attn.to_q, attn.norm_q, rows, rotation, form)
+        key = partial(self._heads, attn.to_k, attn.norm_k, rows, rotation, form)
+        if eight_bit is None:
+            out = bridge.dispatch(attn.processor, query()[0], key()[0], value, across)
+        else:
+            out = _attend_in_fp8(eight_bit, query, key, value, across)
             assert self.accel_means.slot is not None
             self.accel_means.slot.tally.served()
-        else:
-            out = bridge.dispatch(attn.processor, query, key, value)
         return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), self.accel_means.form))
 
-    def _attends_in_fp8(self, query: torch.Tensor, value: torch.Tensor) -> Any:
-        """The backend that takes query and key already quantised, None where it would not serve this call."""
+    def _heads(self, linear: Any, norm: Any, rows: Rows, rotation: Any, form: torch.dtype | None) -> Heads:
+        made: Heads = self.accel_means.kernels.heads(
+            _linear(linear, rows), norm.weight, norm.eps, rotation, self.attn1.heads, form
+        )
+        return made
+
+    def _attends_in_fp8(self, value: torch.Tensor) -> Any:
+        """The backend that takes query and key already quantised, None where it would not serve this call. value: of
+        the call's shape."""
         slot = self.accel_means.slot
         backend: Any = None if slot is None or slot.aside else slot.backend
         if not hasattr(backend, "attend_quantised"):
             return None
-        heads = query.unflatten(2, (value.shape[2], -1))
-        return None if backend.why_not_call(AttentionCall(heads, heads, value)) else backend
+        return None if backend.why_not_call(AttentionCall(value, value, value)) else backend
 
     def _cross_attention(self, rows: Rows, text: torch.Tensor) -> torch.Tensor:
         attn, run = self.attn2, self.accel_means.kernels
@@ -117,10 +128,36 @@ class FusedWanBlock(nn.Module):
         return copyreg.__newobj__, (type(self).__bases__[1],), state  # type: ignore[attr-defined]
 
 
+def _modulation(embedding: torch.Tensor, table: torch.Tensor) -> Modulation:
+    """One for all tokens is added up here; one for each would be written out in float32, so the passes add it up."""
+    each = embedding.dim() == 4
+    return Modulation(embedding, table[0]) if each else Modulation(embedding.float() + table.float())
+
+
 def _linear(linear: QuantisedLinear, rows: Rows) -> torch.Tensor:
     """A packed linear on rows that are quantised; counted like any of its calls."""
     dtype = linear.accel_packing.dtype
     return quantised_linear(*rows, linear.bias, linear.accel_number, linear.out_features, dtype)
+
+
+def _attend_in_fp8(
+    backend: Any, query: Callable[[], Heads], key: Callable[[], Heads], value: torch.Tensor, across: Across | None
+) -> torch.Tensor:
+    """Attention with query and key quantised. Where tokens are dealt out over ranks, what is ready travels while the
+    next is computed; the scales come from weights alone, so every rank's are the same."""
+    out: torch.Tensor
+    if across is None:
+        (queries, query_scale), (keys, key_scale) = query(), key()
+        out = backend.attend_quantised(queries, query_scale, keys, key_scale, value)
+        return out
+    values = across.start(value)
+    made, query_scale = query()
+    given = across.start(made)
+    made, key_scale = key()
+    sought = across.start(made)
+    query_scale, key_scale = (across.own_heads(one).contiguous() for one in (query_scale, key_scale))
+    out = backend.attend_quantised(given(), query_scale, sought(), key_scale, values())
+    return across.back(out)
 
 
 def _linears(block: Any) -> list[Any]:
@@ -140,8 +177,9 @@ def _why_not_call(block: Any, tokens: torch.Tensor) -> str:
         return "a linear is wrapped or unpacked, by a LoRA for example"
     if block.training and any(isinstance(part, nn.Dropout) and part.p for part in block.modules()):
         return "dropout is on"
-    parallel = (getattr(attn.processor, "_parallel_config", None) for attn in (block.attn1, block.attn2))
-    return "it runs with context parallelism" if any(one is not None for one in parallel) else ""
+    processors = (attn.processor for attn in (block.attn1, block.attn2))
+    foreign = any(getattr(one, exchange.FIELD, None) is not None and exchange.of(one) is None for one in processors)
+    return "it runs with diffusers' context parallelism" if foreign else ""
 
 
 def why_not_block(block: nn.Module) -> str:

@@ -62,6 +62,8 @@ def test_as_much_of_a_model_is_run_as_memory_and_time_allow(tmp_path: Path) -> N
     assert work.parameters(fitting(replace(known, machine=poor), work, 3, 1e6)) * 8 < 2**34
     assert fitting(replace(known, machine=poor, layers=20), work, 3, 1.0) == 20, "what was asked for is run"
     assert fitting(replace(known, layers=99), work, 3, 1.0) == 30
+    assert fitting(replace(known, machine=poor, cut=1), WORKS["decode"], 3, 1.0) == WORKS["decode"].cuts[1]
+    assert fitting(replace(known, cut=99), work, 3, 9e9) == work.cuts[-1]
 
 
 def test_every_contender_gets_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
