@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"kinetile-tests-{os.getpid()}", "no-models-here")
+os.environ.pop("HF_HUB_CACHE", None)
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 # A suite started in the background inherits an ignored Ctrl-C, and so would every process that it tests.

@@ -11,7 +11,6 @@ import errno
 import importlib
 import inspect
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,10 @@ from typing import Any
 from safetensors import SafetensorError
 
 from app.errors import CannotRunError
+from app.models.sources.network import go_offline as go_offline
 
 # What the libraries raise over files that are missing, cut short or not theirs.
 _BROKEN = (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError, TypeError, SafetensorError)
-
-
-def go_offline() -> None:
-    """Keep the libraries below from the network in this process. Has effect only before they are imported."""
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY"):
-        os.environ.setdefault(name, "1")
 
 
 def quieten() -> None:

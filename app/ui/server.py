@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import CannotRunError, UsageError
+from app.models.sources.network import go_offline
 from app.paths import Home
 
 FIRST_PORT = 7860
@@ -114,12 +115,8 @@ def open_page(settings: PageSettings) -> OpenPage:
         settings
     )  # a port that is taken is said at once; it is chosen when it is bound, for what lies between is long
     uploads = _uploads(settings.home)
-    os.environ |= {
-        "GRADIO_ANALYTICS_ENABLED": "False",
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "GRADIO_TEMP_DIR": str(uploads),
-    }
+    go_offline()
+    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(uploads)}
     from starlette.middleware import Middleware
 
     from app.queue.service import open_service

@@ -20,8 +20,7 @@ def go_offline() -> None:
     """Keep the libraries from the network in this process. Has effect only before they are imported."""
     if not is_forbidden(os.environ):
         os.environ[OURS] = "1"
-    for name in (*_OFFLINE, *_QUIET):
-        os.environ.setdefault(name, "1")
+    os.environ.update(dict.fromkeys((*_OFFLINE, *_QUIET), "1"))
 
 
 def is_forbidden(environment: Mapping[str, str]) -> bool:
