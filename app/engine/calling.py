@@ -18,6 +18,8 @@ SCHEDULERS = {
     "unipc": ("UniPCMultistepScheduler", "flow_shift"),
     "euler": ("FlowMatchEulerDiscreteScheduler", "shift"),
 }
+# What UniPC must be told on a checkpoint that was saved with another scheduler, which knows nothing but flows.
+_FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 
 
 def to_frames(video: Any) -> npt.NDArray[np.uint8]:
@@ -57,6 +59,7 @@ def arguments_for(
         "num_inference_steps": request.steps,
         family.frames_keyword: request.frames,
         "output_type": "pt",
+        **({"timesteps": list(family.timesteps)} if family.timesteps else {}),
         **family.arguments,
         **_pictured(known, request, pictures),
     }
@@ -80,13 +83,16 @@ def arguments_for(
 
 
 def _pictured(known: Mapping[str, Any], request: GenerationRequest, pictures: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that carry the pictures. A pipeline that takes pictures for any frame wants lists, and the places
-    of the frames.
+    """The arguments that carry the pictures: by name, or as conditions for pipelines that take them for any frame.
+
+    (LTX's own `image` and `frame_index` lists lose all but the first picture, in diffusers 0.42.1.)
     """
-    if "frame_index" not in known or not pictures:
+    if "conditions" not in known or not pictures:
         return dict(pictures)
+    from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
+
     places = {"image": 0, "last_image": int(request.frames or 1) - 1}
-    return {"image": list(pictures.values()), "frame_index": [places[name] for name in pictures]}
+    return {"conditions": [LTXVideoCondition(one, frame_index=places[name]) for name, one in pictures.items()]}
 
 
 def scheduler_for(request: GenerationRequest, config: dict[str, Any]) -> Any:
@@ -94,5 +100,7 @@ def scheduler_for(request: GenerationRequest, config: dict[str, Any]) -> Any:
     import diffusers
 
     kind, shift_name = SCHEDULERS[str(request.scheduler)]
-    shift = {} if request.shift is None else {shift_name: request.shift}
-    return getattr(diffusers, kind).from_config(config, **shift)
+    more: dict[str, Any] = {} if request.shift is None else {shift_name: request.shift}
+    if kind == "UniPCMultistepScheduler" and "prediction_type" not in config:
+        more |= _FLOW
+    return getattr(diffusers, kind).from_config(config, **more)

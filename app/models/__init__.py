@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from app.errors import UsageError
-from app.models import starter
+from app.models import ltx, sources, starter, wan
 from app.models.base import Family
+from app.models.sources import resolving
 from app.strict_json import short
 from app.validation import closest
 
-_FILES = (starter,)
+_FILES = (starter, wan, ltx)
 
 
 def all_families() -> tuple[Family, ...]:
@@ -17,9 +18,16 @@ def all_families() -> tuple[Family, ...]:
 
 
 def family_for(model: str) -> Family:
-    """The family that ``model`` (a name, an alias or a repository) means. Raises UsageError listing what exists."""
-    for family in all_families():
-        if model in (family.name, family.repo, *family.aliases):
-            return family
-    known = [family.name for family in all_families()]
+    """The family that ``model`` means, with the folder of its weights where they lie whole on this machine.
+
+    ``model``: a name, an alias, a repository of the catalogue, or what `sources.resolving` reads: "hf:owner/name", a
+    folder, a single file. Raises UsageError listing what exists.
+    """
+    families = all_families()
+    for family in families:
+        if model in (family.name, *family.repos, *family.aliases):
+            return sources.placed(family)
+    if resolving.is_source(model):
+        return resolving.family_of(model, families, sources.locate)
+    known = [family.name for family in families]
     raise UsageError(f"model: {short(model)} is not known.{closest(model, known)} Known models: {', '.join(known)}.")

@@ -26,6 +26,8 @@ GuidanceKind = Literal["cfg", "embedded", "guider"]
 """How a model takes its guidance: a second, unasked forward mixed in; a number that it was taught to read, at the cost
 of one forward; or through the guider that its pipeline holds (diffusers' modular guiders)."""
 
+_COUNTED = "counted from the published configurations with diffusers 0.42.1, November 2026"
+
 WORDS: Mapping[Input, str] = {
     "image": "a picture",
     "last_image": "a last picture",
@@ -117,6 +119,12 @@ class Figure:
     source: str = "unverified"
 
 
+def counted(*parameters: int) -> Mapping[str, Figure]:
+    """The memory that so many parameters take together, by the dtype they are held in."""
+    total = sum(parameters)
+    return {dtype: Figure(total * size, _COUNTED) for dtype, size in (("bfloat16", 2), ("float32", 4))}
+
+
 @dataclass(frozen=True)
 class Normalised:
     """A request that its model can take as it stands. Only seed, image, last_image may still be None, and shift and
@@ -151,6 +159,8 @@ class Family:
     """Tokens of the prompt that the model reads, the end token included; ``max_sequence_length`` of the pipeline."""
     folder: Path | None = None
     """Where the weights lie on this machine, in diffusers layout; None: they come from ``repo``."""
+    file: Path | None = None
+    """The transformer's weights in one safetensors or GGUF file, in the place of those in ``folder``."""
     repos: tuple[str, ...] = ()
     """Hugging Face repositories in diffusers layout, "owner/name"; the first is the one to fetch."""
     download: Figure = Figure(None)
@@ -171,6 +181,8 @@ class Family:
     """What the pipeline calls the number of frames."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further arguments of the pipeline that are the same for every clip."""
+    timesteps: tuple[float, ...] = ()
+    """The steps that a distilled model was made for, from 1000 to 0; its number of steps is fixed then."""
     callback: bool = True
     """Whether the pipeline tells after each step; if not, its scheduler is watched instead."""
 
@@ -205,15 +217,23 @@ class Family:
                 changed.append(
                     Adjustment(field=name, asked=value, used=used, reason=self._grid_reason(name, grid, value, used))
                 )
-        if asked.steps is not None and asked.steps > rules.max_steps:
-            values["steps"] = rules.max_steps
-            reason = f"{self._who} takes at most {rules.max_steps} steps, so {asked.steps} become {rules.max_steps}."
-            changed.append(Adjustment(field="steps", asked=asked.steps, used=rules.max_steps, reason=reason))
+        steps = int(asked.steps or 0)
+        used, limit = self._possible_steps(steps)
+        if used != steps:
+            values["steps"] = used
+            reason = f"{self._who} {limit} {used} steps, so {steps} become{'s' * (steps == 1)} {used}."
+            changed.append(Adjustment(field="steps", asked=steps, used=used, reason=reason))
         tokens = self._tokens("prompt", asked.prompt, changed)
         self._tokens("negative_prompt", self._own_words(request), changed)
         if strict and changed:
             raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed) + _ADVICE)
         return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
+
+    def _possible_steps(self, steps: int) -> tuple[int, str]:
+        """The nearest possible number of steps, and what the limit is, before that number."""
+        if self.timesteps:
+            return len(self.timesteps), "was distilled to"
+        return min(steps, self.rules.max_steps), "takes at most"
 
     def with_folder(self, folder: Path) -> Family:
         """The same family with its weights in another folder, and the sizes that those can make."""

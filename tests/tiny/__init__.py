@@ -22,6 +22,7 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "wan-flf2v": wan.flf2v,
     "wan-i2v-two": wan.i2v_two,
     "ltx": ltx.t2v,
+    "ltx-condition": ltx.conditioned,
     "hunyuan": hunyuan.t2v,
     "hunyuan-15": hunyuan.t2v_15,
     "cogvideox-2b": cogvideox.t2v,

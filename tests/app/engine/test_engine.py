@@ -235,7 +235,8 @@ def test_cancel_asked_before_it_began(engine: Engine, clean: Frames) -> None:
 def test_what_families_offer_the_engine_can_do() -> None:
     for family in all_families():
         assert set(family.schedulers) <= set(SCHEDULERS), family.name
-        assert family.takes <= {"negative_prompt", "shift"}, f"{family.name} takes what no code here passes on"
+        passed = {"negative_prompt", "shift", "image", "last_image", "lora"}
+        assert family.takes <= passed, f"{family.name} takes what no code here passes on"
 
 
 def test_unknown_model_is_refused_before_anything_loads() -> None:
