@@ -77,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
         dest="assignments",
         help="change a setting, such as steps=12",
     )
+    request.add_argument("--image", type=Path, metavar="FILE", help="begin the clip with this picture")
+    request.add_argument("--last-image", type=Path, metavar="FILE", help="end it with this one")
     request.add_argument("--count", type=_count, metavar="N", help="clips per request, with seeds one apart")
     request.add_argument("--strict", action="store_true", help="refuse what would have to be adjusted")
     request.add_argument(
@@ -187,6 +189,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         resume=options.resume,
         fail_fast=options.fail_fast,
         as_json=options.as_json,
+        pictures={name: path for name in ("image", "last_image") if (path := vars(options)[name]) is not None},
         home=home(options.home),
     )
     if options.share is not None:
@@ -226,7 +229,7 @@ def _bench(options: argparse.Namespace) -> int:
     from app.bench import BenchSettings, run_bench
     from app.paths import home
 
-    if flag := _given(options, ("count", "strict", "out", "resume", "fail_fast", "dry_run", "accel")):
+    if flag := _given(options, _NOT_MEASURED):
         raise UsageError(f"{flag} goes with --headless, not with --bench or --verify.")
     if options.verify is not None and (flag := _given(options, ("model", "quick", "quality", "plot"))):
         raise UsageError(f"{flag} goes with --bench, not with --verify.")
@@ -245,12 +248,13 @@ def _bench(options: argparse.Namespace) -> int:
     )
 
 
+_NOT_MEASURED = ("image", "last_image", "count", "strict", "out", "resume", "fail_fast", "dry_run", "accel")
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
-_FOR_BATCHES = ("assignments", "count", "strict", "accel", "out", "resume", "fail_fast", "dry_run", "as_json")
+_FOR_BATCHES = ("assignments", *_NOT_MEASURED, "as_json")
 _FOR_PAGE = ("port", "open_browser", "listen", "auth", "no_auth")
 _IGNORED_BY = {
-    "--share": ("count", "strict", "out", "resume", "fail_fast", "dry_run", "as_json"),
-    "--doctor": ("assignments", "count", "strict", "out", "resume", "fail_fast", "dry_run"),
+    "--share": ("image", "last_image", "count", "strict", "out", "resume", "fail_fast", "dry_run", "as_json"),
+    "--doctor": ("assignments", "image", "last_image", "count", "strict", "out", "resume", "fail_fast", "dry_run"),
 }
 _WRITTEN = {"assignments": "--set", "as_json": "--json", "open_browser": "--open"}
 

@@ -15,7 +15,9 @@ from app import video
 from app.errors import KinetileError, UsageError
 from app.estimate import Estimate, disk_need
 from app.models import family_for
-from app.paths import OUTPUTS, Home, home
+from app.paths import OUTPUTS, Home, home, read_bytes
+from app.pictures import MAX_BYTES as MAX_PICTURE
+from app.pictures import Field, adopt, fitted, keep
 from app.plain import to_data
 from app.presets import NamedRequest, read_source
 from app.queue.jobs import Job, JobSpec
@@ -30,7 +32,9 @@ State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What the command line says about a batch. `assignments` are KEY=VALUE, applied to every request."""
+    """What the command line says about a batch. `assignments` are KEY=VALUE, applied to every request; so are
+    `pictures`, files by the request's field.
+    """
 
     assignments: tuple[str, ...] = ()
     count: int | None = None
@@ -40,6 +44,7 @@ class BatchSettings:
     resume: bool = False
     fail_fast: bool = False
     as_json: bool = False
+    pictures: Mapping[Field, Path] = field(default_factory=dict)
     home: Home = field(default_factory=home)
 
     @property
@@ -114,8 +119,12 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
         asked = asked.model_copy(update={"count": settings.count})
     origin = named.origin if asked.model == named.request.model else f"--set model={asked.model}"
     try:
+        asked = _with_pictures(asked, named, settings)
         family = family_for(asked.model)
-        normalised = [(one, family.normalise(one, settings.strict)) for one in asked.expand()]
+        normalised = [
+            (one, fitted(family.normalise(one, settings.strict), settings.home, settings.strict))
+            for one in asked.expand()
+        ]
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from None
     # A clip's recorded accelerators are used again, unless the person asks for others now.
@@ -141,6 +150,15 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
     if named.metadata is not None and found:
         found[0].notes += _other_versions(named.metadata)
     return found
+
+
+def _with_pictures(asked: GenerationRequest, named: NamedRequest, settings: BatchSettings) -> GenerationRequest:
+    """The request with its pictures kept: those of --image and --last-image, else what the source brings."""
+    kept = adopt(asked.model_copy(update=dict.fromkeys(settings.pictures)), settings.home, named.folder, named.pictures)
+    for name, path in settings.pictures.items():
+        data = read_bytes(path, MAX_PICTURE)
+        kept = kept.model_copy(update={name: keep(settings.home, data, path.name, str(path), name)})
+    return kept
 
 
 def _content(asked: GenerationRequest) -> str:

@@ -166,8 +166,29 @@ def own_presets(home: Home) -> tuple[PresetEntry, ...]:
 
 
 def save_own(home: Home, preset: Preset, name: str = "", overwrite: bool = False) -> Path:
-    """Keep a preset under ``name`` (else its title). Raises as save_preset does."""
+    """Keep a preset under ``name`` (else its title), with its pictures, which are those kept in ``home``. Raises as
+    save_preset does.
+    """
+    preset = replace(preset, request={**preset.request, **_brought(home, preset.request)})
     return save_preset(preset, home.presets / f"{slug(name or preset.title)}.json", overwrite)
+
+
+def _brought(home: Home, request: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the request's pictures beside the own presets, where they are copied to."""
+    found: dict[str, str] = {}
+    for name in ("image", "last_image"):
+        if not isinstance(kept := request.get(name), str):
+            continue
+        source = picture(home.root / "pictures", kept, name)
+        folder = home.presets / "pictures"
+        try:
+            folder.mkdir(exist_ok=True)
+            if not (folder / source.name).exists():
+                _write(folder / source.name, source.read_bytes(), overwrite=True)
+        except OSError as error:
+            raise CannotRunError(f"{folder} can't be written ({error.strerror}); free some space.") from error
+        found[name] = f"pictures/{source.name}"
+    return found
 
 
 def rename_own(home: Home, name: str, title: str) -> Path:

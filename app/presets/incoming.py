@@ -6,6 +6,7 @@ never taken for a path, and errors name an upload as the person knows it, never 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from app.errors import KinetileError, UsageError
@@ -60,8 +61,7 @@ def from_upload(path: Path, name: str = "") -> NamedRequest:
             f"run it with `python launch.py --headless {known}`."
         )
     (one,) = found
-    named = NamedRequest(Path(known).stem, one.request, known, one.title, None, one.warnings, one.metadata)
-    return _without_pictures(named, known)
+    return _without_pictures(replace(one, name=Path(known).stem, origin=known, folder=None), known)
 
 
 def _with_envelope(document: Document) -> Document:
@@ -73,8 +73,9 @@ def _with_envelope(document: Document) -> Document:
 
 
 def _without_pictures(found: NamedRequest, what: str) -> NamedRequest:
+    """`found` itself. Raises UsageError for a picture that did not come along: only a clip carries its own."""
     for name in _PICTURES:
-        if getattr(found.request, name) is not None:
+        if getattr(found.request, name) is not None and name not in found.pictures:
             raise UsageError(
                 f"{what}, {name}: a picture lies beside its preset and can't come along; run the file with --headless."
             )

@@ -16,6 +16,7 @@ from app.errors import KinetileError, PlanRefusedError, UsageError
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home, find_lora
+from app.pictures import fitted
 from app.queue.service import Service
 from app.request import AccelPreferences, GenerationRequest
 
@@ -49,7 +50,7 @@ def here(request: GenerationRequest, home: Home, service: Service, recorded: Map
     missing = _missing_loras(request, home)
     said += missing
     try:
-        normalised = family.normalise(request)
+        normalised = fitted(family.normalise(request), home)
     except UsageError as error:
         return Here(request, (*said, str(error)), runs=False)
     said += [adjustment.reason for adjustment in normalised.adjustments]

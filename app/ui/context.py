@@ -25,6 +25,7 @@ from app.errors import KinetileError, UsageError
 from app.models import all_families, family_for
 from app.models.base import Family
 from app.paths import Home
+from app.pictures import fitted
 from app.queue.jobs import JobSpec
 from app.queue.service import Service, open_service, with_preferences
 from app.request import GenerationRequest
@@ -84,7 +85,7 @@ class Context:
         family = family_for(wished.model)
         made = []
         for one in wished.expand():
-            normalised = family.normalise(one)
+            normalised = fitted(family.normalise(one), self.home)
             title = name or " ".join(one.prompt.split())[:60] or family.title
             spec = JobSpec(title, one, normalised.request, self.home.outputs, normalised.adjustments, origin=origin)
             made.append(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.models import family_for
+from app.pictures import fitted
 from app.plain import to_data
 from app.request import parse_request
 from app.ui.context import Context
@@ -24,7 +25,7 @@ def add(context: Context) -> None:
     def estimate(request: dict[str, Any]) -> dict[str, Any]:
         """Seconds, memory and disk that one clip of a request will take, and what stands against it."""
         asked = parse_request(request, "request")
-        normalised = family_for(asked.model).normalise(asked)
+        normalised = fitted(family_for(asked.model).normalise(asked), context.home)
         found = context.service.estimate(normalised.request)
         return {
             **to_data(found),

@@ -14,6 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app.errors import UsageError
+from app.pictures import adopt
 from app.presets import NamedRequest, encode_code, own_presets, rename_own, save_own, shipped_presets
 from app.presets.bin import bring_back, put_aside
 from app.presets.files import Preset
@@ -122,7 +123,10 @@ class _Tab:
         entries = own_presets(self.context.home) if kind == "own" else shipped_presets()
         for entry in entries:
             if entry.name == name:
-                return Chosen.entry(entry, kind if kind == "own" else "shipped")
+                found = Chosen.entry(entry, kind if kind == "own" else "shipped")
+                if found.request is None:
+                    return found
+                return replace(found, request=adopt(found.request, self.context.home, entry.path.parent))
         raise UsageError(f"The preset {name[:80]!r} is no longer there; reload the page.")
 
     def compare(self, chosen: Chosen | None) -> tuple[Any, Any]:
@@ -136,7 +140,7 @@ class _Tab:
 
     def paste(self, text: str) -> list[Any]:
         """A pasted code or preset."""
-        return self.show(_imported(from_text(text or "")))
+        return self.show(self._imported(from_text(text or "")))
 
     def taken(self, event: gr.EventData) -> list[Any]:
         """A file that was chosen, or dropped on the page; brings Presets to the front."""
@@ -145,7 +149,20 @@ class _Tab:
         if not data.get("path"):
             raise UsageError(f"{name} could not be uploaded; it may be too large.")
         path = self.context.open_path(str(data["path"])[:4000])
-        return [*self.show(_imported(from_upload(path, name))), gr.Tabs(selected="presets")]
+        return [*self.show(self._imported(from_upload(path, name))), gr.Tabs(selected="presets")]
+
+    def _imported(self, found: NamedRequest) -> Chosen:
+        title = found.title or " ".join(found.request.prompt.split())[:60] or found.name
+        recorded = (found.metadata or {}).get("plan")
+        return Chosen(
+            "import",
+            found.name,
+            title,
+            adopt(found.request, self.context.home, found.folder, found.pictures),
+            origin=found.origin,
+            warnings=found.warnings,
+            recorded=recorded if isinstance(recorded, dict) else None,
+        )
 
     # -- doing --
 
@@ -219,17 +236,3 @@ def _request(chosen: Chosen) -> GenerationRequest:
 
 def _noted(notices: int, words: str) -> tuple[int, str]:
     return notices + 1, said(words, notices + 1)
-
-
-def _imported(found: NamedRequest) -> Chosen:
-    title = found.title or " ".join(found.request.prompt.split())[:60] or found.name
-    recorded = (found.metadata or {}).get("plan")
-    return Chosen(
-        "import",
-        found.name,
-        title,
-        found.request,
-        origin=found.origin,
-        warnings=found.warnings,
-        recorded=recorded if isinstance(recorded, dict) else None,
-    )

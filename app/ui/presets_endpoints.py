@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from app.errors import UsageError
+from app.paths import Home
+from app.pictures import adopt
 from app.presets import NamedRequest, encode_code, own_presets, rename_own, save_own, shipped_presets
 from app.presets.bin import bring_back, put_aside
 from app.presets.files import Preset, PresetEntry
@@ -22,8 +25,8 @@ def add(context: Context) -> None:
     def presets() -> dict[str, Any]:
         """Your own presets and the shipped ones; a broken file has its problem instead of a request."""
         return {
-            "own": [_entry(entry) for entry in own_presets(home)],
-            "shipped": [_entry(entry) for entry in shipped_presets()],
+            "own": [_entry(entry, home) for entry in own_presets(home)],
+            "shipped": [_entry(entry, home) for entry in shipped_presets()],
         }
 
     def preset_save(title: str, request: dict[str, Any], notes: str = "", overwrite: bool = False) -> dict[str, Any]:
@@ -61,11 +64,12 @@ def add(context: Context) -> None:
 
     def imported(found: NamedRequest) -> dict[str, Any]:
         plan = (found.metadata or {}).get("plan")
+        request = adopt(found.request, home, found.folder, found.pictures)
         return {
             "title": found.title,
-            "request": canonical(found.request),
+            "request": canonical(request),
             "warnings": list(found.warnings),
-            "here": checked(found.request, plan if isinstance(plan, Mapping) else None),
+            "here": checked(request, plan if isinstance(plan, Mapping) else None),
         }
 
     def checked(request: GenerationRequest, recorded: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -90,12 +94,16 @@ def add(context: Context) -> None:
     )
 
 
-def _entry(entry: PresetEntry) -> dict[str, Any]:
+def _entry(entry: PresetEntry, home: Home) -> dict[str, Any]:
     if entry.preset is None or entry.request is None:
         return {"name": entry.name, "problem": entry.problem or ""}
+    try:
+        request = adopt(entry.request, home, entry.path.parent)
+    except UsageError as error:
+        return {"name": entry.name, "problem": str(error)}
     return {
         "name": entry.name,
         "title": entry.preset.title,
         "notes": entry.preset.notes,
-        "request": canonical(entry.request),
+        "request": canonical(request),
     }

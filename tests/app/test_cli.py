@@ -80,7 +80,7 @@ def test_the_options_are_these_and_no_others() -> None:
     options = {option for action in cli.parser()._actions for option in action.option_strings}
     assert options == {
         "-h", "--help", "--version", "--headless", "--share", "--doctor", "--bench", "--verify",
-        "--set", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json", "--resume", "--fail-fast",
+        "--set", "--image", "--last-image", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json", "--resume", "--fail-fast",
         "--port", "--open", "--listen", "--auth", "--no-auth",
         "--model", "--preset", "--quick", "--quality", "--plot",
     }  # fmt: skip
