@@ -101,7 +101,7 @@ def _followed(service: Service, ask: MeasureAsk, reporter: Reporter) -> Measurin
             while not (state := service.measuring()).is_over and state.number == number:
                 if interrupts.asked:
                     service.stop_measuring()
-                reporter.tell(state.fraction, state.text)
+                reporter.tell(state.fraction, state.words)
                 time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         service.stop_measuring()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from accel.readouts.words import duration
 from app.models import family_for
 from app.request import AccelPreferences, GenerationRequest
 
@@ -13,6 +14,9 @@ PROMPT = "a red ball bounces up and down"
 
 SEED = 7
 """For clips that are compared, where the request has no seed of its own."""
+
+RECKONED_FROM = 0.15
+"""Part of a measurement after which the time left is told: before, starting up would count for too much."""
 
 State = Literal["none", "waiting", "running", "done", "failed", "stopped"]
 
@@ -53,7 +57,8 @@ def measuring_mark(number: int) -> str:
 
 @dataclass(frozen=True)
 class Measuring:
-    """How a measurement stands. number: counts them; 0 before the first. fraction and text: how far it is.
+    """How a measurement stands. number: counts them; 0 before the first. fraction and text: how far it is,
+    `elapsed` seconds after it began.
 
     result, once done. Of a bench: {"results", "measurement"}, as `accel.readouts.results` reads them. Of a comparison:
     {"title", "clips": one per plan, "frames": files of uint8 (frames, height, width, 3)}. error: why there is none.
@@ -64,8 +69,17 @@ class Measuring:
     state: State = "none"
     fraction: float = 0.0
     text: str = ""
+    elapsed: float = 0.0
     result: dict[str, Any] | None = None
     error: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is being done, and how long it will go on once that can be reckoned: "fp8 ..., about 40 s left"."""
+        if self.state != "running" or self.fraction < RECKONED_FROM:
+            return self.text
+        left = self.elapsed * (1 - self.fraction) / self.fraction
+        return f"{self.text}, about {duration(left)} left" if left >= 1 else self.text
 
     @property
     def is_over(self) -> bool:

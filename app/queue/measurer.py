@@ -42,6 +42,7 @@ class Measurer:
         self._stopping, self._starting = stopping, starting
         self._lock = threading.Lock()
         self._state = Measuring()
+        self._begun = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -82,6 +83,7 @@ class Measurer:
         try:
             with self._turn(self._wait_for_the_clip):
                 self._refuse_stopped()
+                self._begun = time.monotonic()
                 self._put(state="running", text="starting")
                 result = self._measure(ask)
             self._put(state="done", fraction=1.0, text="done", result=result)
@@ -146,7 +148,8 @@ class Measurer:
 
     def _hear(self, message: Message) -> None:
         if not self._stop.is_set() and self._state.state == "running":
-            self._put(fraction=float(message["fraction"]), text=str(message["text"]))
+            elapsed = time.monotonic() - self._begun
+            self._put(fraction=float(message["fraction"]), text=str(message["text"]), elapsed=elapsed)
 
     def _put(self, **changes: object) -> None:
         with self._lock:

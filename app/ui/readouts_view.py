@@ -42,7 +42,7 @@ def panel_html(state: Measuring) -> str:
 
 def progress_words(state: Measuring) -> str:
     """How far it is, in words."""
-    return f"{state.fraction:.0%}, {state.text}" if state.state == "running" else state.text
+    return f"{state.fraction:.0%}, {state.words}" if state.state == "running" else state.text
 
 
 def results_html(data: Mapping[str, Any], model: str) -> str:
