@@ -93,10 +93,13 @@ class AccelPreferences(Data):
 
 
 class Lora(Data):
-    """One LoRA file, its name relative to the LoRA folder with "/", and how strongly it acts."""
+    """One LoRA file, its name relative to the LoRA folder with "/" (or the name of one that comes with the model), and
+    how strongly it acts. ``noise``: in models with two transformers, the one it is for; "auto" goes by the file's name.
+    """
 
     name: LoraName
     weight: float = Field(default=1.0, ge=-10, le=10)
+    noise: Literal["auto", "both", "high", "low"] = "auto"
 
 
 class Adjustment(Data):

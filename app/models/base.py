@@ -168,6 +168,8 @@ class Family:
     memory: Mapping[str, Figure] = field(default_factory=dict, hash=False)
     """Bytes of all weights together by the dtype they are held in."""
     aliases: tuple[str, ...] = ()
+    loras: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """LoRAs that come with the model: the name that a request says, and the file inside its folder."""
     called: str = ""
     """As the first words of a sentence: "The starter"; empty: the title."""
     image_pipeline: str = ""
