@@ -19,10 +19,13 @@ from torch import nn
 
 from accel.backends.runtime import Refused
 from accel.ops import ATTENTION, AttentionSlot, Lease, attention
+from accel.parallel.exchange import Across, attention_across
 from accel.report import Unreached
 
 KNOWN_SERIES = ("0.42.",)  # releases whose dispatcher was read and run
 FIELD = "_attention_backend"
+PREFIX = "accel_"
+"""How the names of our members begin."""
 
 
 def why_not() -> str:
@@ -67,12 +70,16 @@ def own_attention(name: str) -> Any:
     return _AttentionBackendRegistry._backends[AttentionBackendName(name)]
 
 
-def dispatch(processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def dispatch(
+    processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, across: Across | None = None
+) -> torch.Tensor:
     """Attention of (batch, tokens, heads, head_dim) by the backend that `processor` was given, as the processor itself
-    would call it."""
+    would call it. across: over whom the tokens are dealt out, for self-attention."""
     from diffusers.models.attention_dispatch import dispatch_attention_fn
 
-    out: torch.Tensor = dispatch_attention_fn(query, key, value, backend=getattr(processor, FIELD, None))
+    backend: Any = getattr(processor, FIELD, None)
+    parallel: Any = across
+    out: torch.Tensor = dispatch_attention_fn(query, key, value, backend=backend, parallel_config=parallel)
     return out
 
 
@@ -155,7 +162,7 @@ def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
     number = ATTENTION.add(slot)
-    name = f"accel_{slot.backend.name}_{number}"
+    name = f"{PREFIX}{slot.backend.name}_{number}"
     member = str.__new__(AttentionBackendName, name)
     member._name_, member._value_ = name.upper(), name
 
@@ -170,12 +177,17 @@ def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
         enable_gqa: bool = False,
         _parallel_config: Any = None,
     ) -> torch.Tensor:
-        if _parallel_config is not None or dropout_p:
-            what = "dropout" if dropout_p else "context parallelism"
+        across = _parallel_config if isinstance(_parallel_config, Across) else None
+        if (_parallel_config is not None and across is None) or dropout_p:
+            what = "dropout" if dropout_p else "diffusers' context parallelism"
             raise RuntimeError(
                 f"{slot.backend.name} does not do {what}: call remove() on the installation, enable it, then install "
                 "again"
             )
+        if across is not None:
+            if attn_mask is not None:
+                raise RuntimeError(f"{slot.backend.name} does not do a mask over several GPUs: run it on one")
+            return attention_across(query, key, value, scale, is_causal, number, across.number)
         return attention(query, key, value, attn_mask, scale, is_causal, number)
 
     _AttentionBackendRegistry.register(member, supports_context_parallel=False)(backend)

@@ -1,0 +1,144 @@
+"""Joining a job of several ranks, and dealing them out: guidance's two branches first, then each branch's tokens.
+
+Splitting branches exchanges one output a step, splitting tokens four tensors in every layer: so branches come first,
+where a clip is guided and the ranks are even in number. Whoever starts the ranks (torchrun, or launching.py) says by
+the environment who is who.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel.errors import AccelError
+from accel.parallel.branches import SplitBranches
+from accel.parallel.exchange import told
+from accel.parallel.tokens import SplitTokens, why_not_tokens
+
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PATIENCE = 600.0
+"""Seconds that a rank waits for the others: longer than loading a model takes on the slowest of them."""
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass
+class Ranks:
+    """This process among the `count` of its job. device: the one it computes on."""
+
+    rank: int
+    count: int
+    device: torch.device
+    _groups: dict[bool, tuple[Any, Any]] = field(default_factory=dict)
+
+    def groups(self, branches: bool) -> tuple[Any, Any]:
+        """The group that shares this rank's tokens, and with `branches` the pair that shares a place in both halves,
+        else None. Every rank must ask, in the same order; asked again, the groups are the same."""
+        if branches not in self._groups:
+            half = self.count // 2 if branches else self.count
+            pairs = [[place, place + half] for place in range(half)] if branches else []
+            with told():
+                shared = _mine([list(range(first, first + half)) for first in range(0, self.count, half)], self.rank)
+                self._groups[branches] = shared, _mine(pairs, self.rank)
+        return self._groups[branches]
+
+
+def _mine(groups: list[list[int]], rank: int) -> Any:
+    """Makes all groups, as every rank must, and returns the one that `rank` is in."""
+    found = None
+    for members in groups:
+        group = dist.new_group(members)
+        found = group if rank in members else found
+    return found
+
+
+def branches_split(count: int, guided: bool) -> bool:
+    """Whether `count` ranks are dealt to guidance's two branches first."""
+    return guided and count % 2 == 0
+
+
+@contextmanager
+def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
+    """This process as one of its job's ranks: over NCCL with a GPU each, over gloo on CPUs.
+
+    patience: seconds after which a rank that waits for another gives up. Raises AccelError when the environment does
+    not say who is who, or the machine has fewer GPUs than ranks.
+    """
+    missing = [name for name in NAMES if name not in os.environ]
+    if missing:
+        raise AccelError(f"{', '.join(missing)} not set: start this with python -m torch.distributed.run")
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    here = int(os.environ.get("LOCAL_RANK", rank))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        if here >= torch.cuda.device_count():
+            raise AccelError(f"rank {here} of this machine has no GPU: there are {torch.cuda.device_count()}")
+        device = torch.device("cuda", here)
+        torch.cuda.set_device(device)
+        # multicast over NVLink asks the driver for memory that containers and shared hosts often don't give
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    elif os.environ["MASTER_ADDR"] in LOCAL and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to itself
+    with told():
+        dist.init_process_group(_transport(device), timeout=timedelta(seconds=patience))
+    try:
+        yield Ranks(rank, count, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _transport(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def why_not(model: nn.Module, count: int, guided: bool) -> str:
+    """Why `count` ranks can't share a clip of this transformer, as one sentence; empty when they can."""
+    share = count // 2 if branches_split(count, guided) else count
+    return why_not_tokens(model, share)
+
+
+class Shared:
+    """`model` shared by all ranks until `undo`. guided: whether a step has two calls, see SplitBranches; asked before
+    each call. planned: whether the clip to come is guided, which decides how the ranks are dealt out.
+
+    Accelerators are installed before and removed after. Raises AccelError.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, planned: bool, guided: Callable[[], bool] = lambda: True):
+        halved = branches_split(ranks.count, planned)
+        if reason := why_not(model, ranks.count, planned):
+            raise AccelError(reason)
+        self._stack = ExitStack()
+        self._branches: SplitBranches | None = None
+        tokens, pair = ranks.groups(halved)
+        with ExitStack() as stack:
+            if dist.get_world_size(tokens) > 1:
+                stack.callback(SplitTokens(model, tokens).undo)
+            if pair is not None:
+                self._branches = SplitBranches(model, pair, guided)
+                stack.callback(self._branches.undo)
+            self._stack = stack.pop_all()
+
+    def reset(self) -> None:
+        """A clip begins."""
+        if self._branches is not None:
+            self._branches.reset()
+
+    def undo(self) -> None:
+        """The model computes everything itself again. A second call does nothing."""
+        self._stack.close()
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
