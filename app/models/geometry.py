@@ -23,24 +23,37 @@ class Multiples:
     width: int
     height: int
     frames: int
+    only: tuple[int, int] | None = None
+    """Width and height of the one size that a model can make which has learnt its positions."""
 
 
 def multiples_in(folder: Path) -> Multiples | None:
     """The multiples of the model in ``folder`` (diffusers layout); None where its files don't tell."""
     vae, transformer = _config(folder / "vae"), _config(folder / "transformer")
-    read = _FACTORS.get(str(vae.get("_class_name")))
-    if read is None or not transformer:
+    factors = factors_of(str(vae.get("_class_name")), vae)
+    if factors is None or not transformer:
         return None
+    space, time = factors
     try:
-        space, time = read(vae)
         patch = transformer.get("patch_size") or 1
-        depth, rows, columns = (
-            patch if isinstance(patch, list) else (transformer.get("patch_size_t") or 1, patch, patch)
+        depth, rows, columns = map(
+            int, patch if isinstance(patch, list) else (transformer.get("patch_size_t") or 1, patch, patch)
         )
-        found = Multiples(space * columns, space * rows, time * depth)
+        only = None
+        if transformer.get("use_learned_positional_embeddings"):
+            only = (space * int(transformer["sample_width"]), space * int(transformer["sample_height"]))
+        found = Multiples(space * columns, space * rows, time * depth, only)
     except (TypeError, ValueError, KeyError):
         return None
     return found if min(found.width, found.height, found.frames) > 0 else None
+
+
+def factors_of(vae_class: str, config: Config) -> tuple[int, int] | None:
+    """Pixels in each direction and frames after the first that one latent stands for; None where that is not known."""
+    try:
+        return _FACTORS[vae_class](config) if vae_class in _FACTORS else None
+    except (TypeError, ValueError, KeyError):
+        return None
 
 
 def _wan(vae: Config) -> tuple[int, int]:
@@ -59,7 +72,8 @@ def _ltx(vae: Config) -> tuple[int, int]:
 
 
 def _cogvideox(vae: Config) -> tuple[int, int]:
-    return 2 ** (len(vae["block_out_channels"]) - 1), int(vae["temporal_compression_ratio"])
+    """Its decoder takes latent frames in pairs after the first: an even number of them comes out as other frames."""
+    return 2 ** (len(vae["block_out_channels"]) - 1), 2 * int(vae["temporal_compression_ratio"])
 
 
 def _mochi(vae: Config) -> tuple[int, int]:

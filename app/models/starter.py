@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.models.base import Defaults, Family, Figure, Grid, Rules
+from app.models.base import Defaults, Family, Figure, Grid, Rules, counted
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "starter" / "weights"
 
@@ -23,6 +23,7 @@ STARTER = Family(
     token_limit=64,
     folder=WEIGHTS,
     download=Figure(0, "part of the repository"),
+    memory=counted(11_506_944, 4_849_908, 814_592),
 )
 
 FAMILIES = (STARTER,)

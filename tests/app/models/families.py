@@ -95,7 +95,8 @@ def check_facts(family: Family, folder: Path) -> None:
 
 
 def _bare(family: Family) -> GenerationRequest:
-    return GenerationRequest(model=family.name, **dict.fromkeys(family.needs, "a.png"))
+    pictures: dict[str, Any] = dict.fromkeys(family.needs, "a.png")
+    return GenerationRequest(model=family.name, **pictures)
 
 
 def check_schedulers(family: Family, folder: Path) -> None:

@@ -50,6 +50,18 @@ def test_grids_give_the_nearest_and_the_nearest_lower(grid: Grid, value: int) ->
     assert grid.nearest(value) == min(points, key=lambda p: (abs(p - value), -p))
 
 
+@given(grids, st.integers(1, 40))
+def test_a_grid_for_a_model_of_other_multiples_stays_inside_its_limits(grid: Grid, step: int) -> None:
+    other = grid.every(step)
+    assert other.offset == grid.offset
+    if grid.step % step == 0:
+        assert other == grid, "coarser than it must be is fine"
+        return
+    assert other.step == step
+    assert grid.least <= other.least < grid.least + step
+    assert other.most <= grid.most or other.least == other.most, "no point inside: the nearest above"
+
+
 def test_a_grid_off_its_own_points_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="not on its grid"):
         Grid(4, 1, 4, 49)
@@ -127,6 +139,51 @@ def test_what_has_no_nearest_value_is_refused(family: Family, request_: Generati
     with pytest.raises(UsageError) as caught:
         family.normalise(request_)
     assert str(caught.value).startswith(says)
+
+
+def test_what_a_model_can_not_do_without_is_asked_for(family: Family) -> None:
+    needing = replace(family, takes=frozenset({"image", "last_image"}), needs=frozenset({"image"}))
+    with pytest.raises(UsageError, match="image: Toy needs a picture; give one or choose another model"):
+        needing.normalise(GenerationRequest())
+    with pytest.raises(UsageError, match="image: Toy needs a picture"):
+        needing.normalise(GenerationRequest(last_image="b.png"))
+    assert needing.normalise(GenerationRequest(image="a.png", last_image="b.png")).adjustments == ()
+    optional = replace(needing, needs=frozenset())
+    with pytest.raises(UsageError, match="image: Toy leads from a picture to a last picture; give the first one too"):
+        optional.normalise(GenerationRequest(last_image="b.png"))
+
+
+def test_a_second_guidance_is_for_models_with_two_transformers(family: Family) -> None:
+    with pytest.raises(UsageError, match="guidance_2: Toy has no second transformer"):
+        family.normalise(GenerationRequest(guidance_2=3.0))
+    two = replace(family, defaults=replace(family.defaults, guidance_2=2.5))
+    assert two.normalise(GenerationRequest()).request.guidance_2 == 2.5
+    assert two.normalise(GenerationRequest(guidance_2=3.0)).request.guidance_2 == 3.0
+
+
+def test_a_distilled_model_has_its_own_number_of_steps(family: Family) -> None:
+    distilled = replace(family, timesteps=(1000, 500, 10), defaults=replace(family.defaults, steps=3))
+    assert distilled.normalise(GenerationRequest(), strict=True).request.steps == 3
+    (one,) = distilled.normalise(GenerationRequest(steps=1)).adjustments
+    assert one.reason == "Toy was distilled to 3 steps, so 1 becomes 3."
+
+
+def test_a_model_that_shifts_by_itself_takes_no_shift(family: Family) -> None:
+    own = replace(family, defaults=replace(family.defaults, shift=None))
+    assert own.normalise(GenerationRequest()).request.shift is None
+    with pytest.raises(UsageError, match="shift: Toy sets its own; remove it"):
+        own.normalise(GenerationRequest(shift=3.0))
+
+
+def test_a_picture_decides_the_pipeline(family: Family) -> None:
+    assert family.pipeline_for(GenerationRequest(image="a.png")) == "ToyPipeline"
+    two = replace(family, image_pipeline="ToyImagePipeline")
+    assert two.pipeline_for(GenerationRequest(image="a.png")) == "ToyImagePipeline"
+    assert two.pipeline_for(GenerationRequest()) == "ToyPipeline"
+
+
+def test_families_can_be_told_apart_by_hash(family: Family) -> None:
+    assert len({family, replace(family, name="other"), replace(family)}) == 2
 
 
 def test_a_model_that_is_not_here_yet_counts_no_tokens(family: Family) -> None:

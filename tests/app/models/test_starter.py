@@ -7,6 +7,7 @@ import json
 import pytest
 
 from app.errors import UsageError
+from app.estimate import parameters_in
 from app.models import all_families, family_for
 from app.models.starter import STARTER, WEIGHTS
 from app.request import GenerationRequest
@@ -58,6 +59,11 @@ def test_the_weights_agree_with_the_data() -> None:
     assert STARTER.rules.frames.step % vae["scale_factor_temporal"] == 0
     assert scheduler["_class_name"] == "UniPCMultistepScheduler"
     assert scheduler["flow_shift"] == STARTER.defaults.shift
+    numbers = sum(parameters_in(WEIGHTS / part) for part in ("transformer", "vae", "text_encoder"))
+    assert {dtype: figure.value for dtype, figure in STARTER.memory.items()} == {
+        "bfloat16": 2 * numbers,
+        "float32": 4 * numbers,
+    }
 
 
 def test_a_4000_word_prompt_says_how_much_is_read() -> None:
