@@ -1,8 +1,8 @@
 """Putting a Plan into a pipeline, counting what it does, and taking it out again, bit for bit.
 
 Installing decides nothing: what is engaged stands in the plan. Per component, in this order: cast, attention, linears
-or convolutions, compile; `remove` goes the other way. Each step hands back its own undo, so that a step that fails
-half way leaves the pipeline as it was.
+or convolutions, step cache, compile; `remove` goes the other way. Each step hands back its own undo, so that a step
+that fails half way leaves the pipeline as it was.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from accel import bridge, steps
+from accel import blocks, bridge, steps
 from accel.backends import backend
-from accel.backends.runtime import AttentionBackend, LinearBackend, VaeBackend
+from accel.backends.runtime import AttentionBackend, LinearBackend, Refused, VaeBackend
+from accel.caching import StepCaching
 from accel.casting import Cast, cast_component
 from accel.errors import AccelError
 from accel.linears import PackedLinears, pack_linears
@@ -86,6 +87,7 @@ class Installation:
         self.notes: list[str] = []
         self.uncompiled: set[str] = set()
         self.compile_seconds: dict[str, float] = {}
+        self.caches: dict[str, StepCaching] = {}
         self._undo: list[Callable[[], Any]] = []
 
     def remove(self) -> list[str]:
@@ -102,21 +104,24 @@ class Installation:
         return notes
 
     def reset(self) -> None:
-        """Count from zero again: the engine calls it before each clip."""
+        """Count from zero again and keep nothing of the last clip: the engine calls it before each clip."""
         for tally in self.tallies:
             tally.reset()
+        for caching in self.caches.values():
+            caching.reset()
         for patch in self.patches.values():
             if patch.unreached is not None:
                 patch.unreached.calls = 0
 
     def report(self) -> dict[str, Any]:
-        """JSON data: `{"attention": {component: ...}, "linear": {...}, "vae": {...}, "compile": {...}, "restoring":
-        {...}, "notes": [...]}`.
+        """JSON data: `{"attention": {component: ...}, "linear": {...}, "vae": {...}, "cache": {...}, "compile": {...},
+        "restoring": {...}, "notes": [...]}`.
 
         Attention and convolutions: see Tally.to_dict, and `unreached` for attention no backend can be put into.
-        Linears: the same plus `packed`, `packed_bytes` and `skipped`, the reasons with their counts.
+        Linears: the same plus `packed`, `packed_bytes` and `skipped`, the reasons with their counts. Step caches: see
+        Reused.to_dict, and `measuring` where this clip served to measure the model.
         """
-        result: dict[str, Any] = {"attention": {}, "linear": {}, "vae": {}}
+        result: dict[str, Any] = {"attention": {}, "linear": {}, "vae": {}, "blocks": {}}
         for tally in self.tallies:
             result[tally.kind][tally.component] = tally.to_dict()
         for component, linears in self.linears.items():
@@ -128,6 +133,7 @@ class Installation:
                 entry["unreached"] = patch.unreached.to_dict()
             if patch.replaced():
                 entry["replaced"] = f"{patch.replaced()} processors were exchanged since: call accel.install again"
+        result["cache"] = {name: caching.to_dict() for name, caching in self.caches.items()}
         result["compile"] = {name: {"first_call_seconds": took} for name, took in self.compile_seconds.items()}
         result["restoring"] = self._restoring()
         result["notes"] = list(self.notes)
@@ -173,7 +179,11 @@ class Installation:
             self._convolutions(name, component, stage.vae.engaged)
         else:
             self._linears(name, component, stage.linear.engaged)
-        if stage.compile.engaged == "yes":
+        if stage.compile.engaged == blocks.FUSED:
+            self._fuse(name, component)
+        if stage.stage == "transformer":
+            self._cache(name, component, stage.cache.engaged, pipeline)
+        if stage.compile.engaged == blocks.YES:
             self._compile(name, component)
         if {one.threads.engaged for one in self.plan.stages} != {self.plan.threads.engaged}:
             self._threads(component, int(stage.threads.engaged))
@@ -241,14 +251,34 @@ class Installation:
         self._undo.append(chosen.apply(component, tally))
         self.tallies.append(tally)
 
-    def _compile(self, name: str, component: nn.Module) -> None:
-        from accel.compiling import blocks_of, compile_blocks
+    def _cache(self, name: str, component: nn.Module, engaged: str, pipeline: Any) -> None:
+        if _engaged(engaged):
+            self.caches[name] = StepCaching(component, name, engaged, pipeline)
+            self._undo.append(self.caches[name].undo)
 
-        blocks = blocks_of(component)
-        if not blocks:
+    def _fuse(self, name: str, component: nn.Module) -> None:
+        from accel.compiling import blocks_of
+        from accel.fused.wan import fuse_blocks
+
+        tally = Tally(name, "blocks", blocks.FUSED)
+        slot = self.patches[name].slot if name in self.patches else None
+        try:
+            self._undo.append(fuse_blocks(blocks_of(component), slot, tally))
+        except Refused as refusal:
+            self.notes.append(f"{name}'s blocks are not fused: {refusal}")
+            return
+        self.tallies.append(tally)
+
+    def _compile(self, name: str, component: nn.Module) -> None:
+        from accel.compiling import OPTIONS, blocks_of, compile_blocks
+
+        repeated = blocks_of(component)
+        if not repeated:
             self.notes.append(f"{name} is not compiled: it names no repeated blocks")
             return
-        self._undo.append(compile_blocks(blocks))
+        self._undo.append(compile_blocks(repeated))
+        if name in self.caches:
+            self._undo.append(self.caches[name].compile_inside(OPTIONS))
         self.uncompiled.add(name)
         watch = FirstCall(name, self.uncompiled, self.compile_seconds)
         hooks = component.register_forward_pre_hook(watch.begin), component.register_forward_hook(watch.end)

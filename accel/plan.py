@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from accel import policy, precision, threads
+from accel import blocks, caches, policy, precision, threads
 from accel.backends import REGISTRY
 from accel.backends.base import Backend
 from accel.errors import PlanError
@@ -95,6 +95,7 @@ class _Planner:
                 chosen[kind] = self.backend(traits, kind, gpu, place, dtype.engaged)
             else:
                 chosen[kind] = Choice(name, kind, AUTO, STOCK, (NOT_HERE[name, kind],))
+        compiled = self.compile(traits, gpu, chosen["linear"].engaged)
         return StagePlan(
             stage=name,
             device=Choice(name, "device", device.requested, device.engaged, device.reasons),
@@ -103,9 +104,10 @@ class _Planner:
             linear=chosen["linear"],
             vae=chosen["vae"],
             memory_format=self.memory_format(traits, chosen["vae"].engaged),
-            compile=self.compile(traits, gpu),
+            compile=compiled,
             threads=self.stage_threads(traits, gpu, dtype.engaged, workers),
             exact_steps=self.exact_steps(name, chosen["attention"].engaged),
+            cache=self.cache(traits, compiled.engaged),
         )
 
     # -- device --
@@ -258,22 +260,19 @@ class _Planner:
         reason = f"{vae} wants the weights of 3-D convolutions with channels last"
         return Choice(traits.stage, "memory_format", AUTO, "channels_last_3d", (reason,))
 
-    def compile(self, traits: StageTraits, gpu: Gpu | None) -> Choice:
-        wish = self.wishes.compile
-        if wish not in (AUTO, "yes", "no"):
-            self.refusals.append(f"compile={wish} is not known, allowed are auto, yes, no")
-        if traits.stage != "transformer":
-            return Choice(traits.stage, "compile", AUTO, "no", ("only the transformer's repeated blocks are compiled",))
-        if wish != "yes":
-            return Choice(traits.stage, "compile", wish, "no", ("asked for" if wish == "no" else policy.COMPILE,))
-        missing = self.machine.why_unproved("triton.kernel") if gpu else _no_compiler(self.machine)
-        if missing:
-            self.refusals.append(f"compile=yes can't be used here: {missing}")
-        return Choice(traits.stage, "compile", wish, "yes", ("asked for",))
+    def compile(self, traits: StageTraits, gpu: Gpu | None, linear: str) -> Choice:
+        choice, refusal = blocks.choose(self.wishes, self.machine, traits, gpu, linear)
+        self.refusals += [refusal] if refusal else []
+        return choice
 
     def exact_steps(self, stage: StageName, attention: str) -> Choice:
         item = next((item for item in self.registry if item.kind == "attention" and item.name == attention), None)
         choice, refusal = precision.exact_steps(self.wishes, stage, item)
+        self.refusals += [refusal] if refusal else []
+        return choice
+
+    def cache(self, traits: StageTraits, blocks: str) -> Choice:
+        choice, refusal = caches.choose(self.wishes, traits, blocks, self.readouts.qualities)
         self.refusals += [refusal] if refusal else []
         return choice
 
@@ -355,9 +354,3 @@ def _no_gain(machine: Machine, item: Backend) -> list[str]:
 def _gain_shown(machine: Machine, item: Backend) -> list[str]:
     times = _own_test(machine, item)
     return [f"in the machine's own test {times[0]:.3g} ms, {times[1]:.3g} ms without"] if times else []
-
-
-def _no_compiler(machine: Machine) -> str:
-    if machine.compiler:
-        return ""
-    return "no C++ compiler was found, which torch.compile needs on a CPU; install g++ or clang++"

@@ -69,6 +69,58 @@ class Tally:
 
 
 @dataclass
+class Reused:
+    """What a step cache saved in one component. unit: what is counted; parts: how many of them a whole forward has."""
+
+    component: str
+    backend: str
+    unit: str
+    parts: int = 1
+    calls: int = 0
+    computed_calls: int = 0
+    steps: dict[int, bool] = field(default_factory=dict)
+    """By step, whether anything was reused in each of its forwards."""
+    _before: int = 0
+    _step: int = 0
+
+    def enter(self, step: int) -> None:
+        self._before, self._step = self.computed_calls, step
+
+    def computed(self) -> None:
+        self.computed_calls += 1
+
+    def leave(self) -> None:
+        self.calls += self.parts
+        saved = self.computed_calls - self._before < self.parts
+        self.steps[self._step] = self.steps.get(self._step, True) and saved
+
+    def reset(self) -> None:
+        self.calls = self.computed_calls = 0
+        self.steps.clear()
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"backend", "unit", "calls", "served", "computed", "steps", "steps_reused", "summary"}`: `served` were taken
+        from the cache."""
+        return {
+            "backend": self.backend,
+            "unit": self.unit,
+            "calls": self.calls,
+            "served": self.calls - self.computed_calls,
+            "computed": self.computed_calls,
+            "steps": len(self.steps),
+            "steps_reused": sum(self.steps.values()),
+            "summary": self.summary(),
+        }
+
+    def summary(self) -> str:
+        """For a person: "first_block saved 12 of 40 forwards, in 6 of 20 steps"."""
+        if not self.calls:
+            return f"{self.backend}: not called"
+        saved = f"{self.calls - self.computed_calls} of {self.calls} {self.unit}"
+        return f"{self.backend} saved {saved}, in {sum(self.steps.values())} of {len(self.steps)} steps"
+
+
+@dataclass
 class Unreached:
     """Attention that a backend can't be put into: said and counted, never passed over in silence.
 

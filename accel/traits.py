@@ -60,7 +60,8 @@ def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
     )
     linears = tuple(LinearShape(out, into, count, bias) for (out, into, bias), count in sorted(shapes.items()))
     heads, size = _heads(module)
-    calls, reach = _attention(module) if stage == "transformer" else (0, "")
+    denoises = stage == "transformer"
+    calls, reach = _attention(module) if denoises else (0, "")
     return StageTraits(
         stage=stage,
         class_name=type(module).__name__,
@@ -73,12 +74,27 @@ def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
         kv_tokens=text if stage == "text_encoder" else video,
         attention_calls=calls,
         masked=type(module).__name__.startswith(MASKED),
-        reachable=stage == "transformer" and not reach,
+        self_attention=_self_attention(module) if denoises else 0,
+        reachable=denoises and not reach,
         reach=reach,
         linears=linears,
         conv3d=sum(isinstance(item, nn.Conv3d) for item in modules),
         channels=_number(module, "decoder_base_dim", "base_dim"),
+        caches=_caches(module) if denoises else {},
     )
+
+
+def _caches(transformer: Any) -> dict[str, str]:
+    """Step caches by name, with why each can't be had."""
+    from accel import caches, caching
+
+    return {name: caching.why_not(name, transformer) for name in caches.NAMES}
+
+
+def _self_attention(transformer: Any) -> int:
+    from accel import bridge, caching
+
+    return 0 if bridge.why_not() else len(caching.attentions(transformer))
 
 
 def _attention(transformer: Any) -> tuple[int, str]:

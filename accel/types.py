@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from accel.codec import decode, encode
 
 Scalar = str | int | float | bool | None
-Kind = Literal["attention", "linear", "vae"]
+Kind = Literal["attention", "linear", "vae", "cache"]
 StageName = Literal["text_encoder", "transformer", "vae"]
 GpuVendor = Literal["nvidia", "amd", "apple"]
 
@@ -212,8 +212,10 @@ class StageTraits(AsData):
 
     tokens: rows of the widest linear, and query length of its self-attention, for one call.
     dtypes: the dtypes the stage's weights may be run in, best known first.
+    attention_calls: attention modules, of which self_attention look at the video's own tokens.
     reachable: its attention goes through diffusers' dispatcher, so a backend can be put in; `reach` says why not.
     channels: for a VAE, the decoder's output-side base width.
+    caches: step caches by name (`accel.caches`), each with why it can't be had, empty when it can.
     """
 
     stage: StageName
@@ -226,12 +228,14 @@ class StageTraits(AsData):
     tokens: int = 0
     kv_tokens: int = 0
     attention_calls: int = 0
+    self_attention: int = 0
     masked: bool = False
     reachable: bool = False
     reach: str = ""
     linears: tuple[LinearShape, ...] = ()
     conv3d: int = 0
     channels: int = 0
+    caches: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,8 @@ class ModelTraits(AsData):
 @dataclass(frozen=True)
 class Preferences(AsData):
     """What the person asked for. "auto" lets the plan choose; anything else is a forced choice that must hold or be
-    refused. exact_steps: how many of the first and of the last steps approximate attention leaves to an exact one."""
+    refused. exact_steps: how many of the first and of the last steps approximate attention leaves to an exact one.
+    cache: a step cache, with its strength behind a colon (`accel.caches`)."""
 
     attention: str = "auto"
     linear: str = "auto"
@@ -260,6 +265,7 @@ class Preferences(AsData):
     threads: str = "auto"
     device: str = "auto"
     exact_steps: str = "auto"
+    cache: str = "auto"
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -279,6 +285,7 @@ class Choice(AsData):
 
 
 NO_STEPS = Choice("transformer", "exact_steps", "auto", "0", ("nothing was asked for",))
+NO_CACHE = Choice("transformer", "cache", "auto", "none", ("nothing was asked for",))
 
 
 @dataclass(frozen=True)
@@ -295,12 +302,14 @@ class StagePlan(AsData):
     compile: Choice
     threads: Choice
     exact_steps: Choice = NO_STEPS
+    cache: Choice = NO_CACHE
 
     def choices(self) -> tuple[Choice, ...]:
-        """All of them; `exact_steps` only where it was asked for."""
+        """All of them; `exact_steps` only where it was asked for, `cache` only where there is one."""
         backends = (self.attention, self.linear, self.vae)
         steps = (self.exact_steps,) if self.exact_steps.requested != NO_STEPS.requested else ()
-        return (self.device, self.dtype, *backends, self.memory_format, self.compile, self.threads, *steps)
+        cache = (self.cache,) if self.cache.engaged != NO_CACHE.engaged else ()
+        return (self.device, self.dtype, *backends, self.memory_format, self.compile, self.threads, *steps, *cache)
 
 
 @dataclass(frozen=True)

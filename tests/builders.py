@@ -189,6 +189,7 @@ def plan(
     vae_dtype: str = "float32",
     compile: str = "no",
     threads: str = "2",
+    cache: str = "none",
 ) -> Plan:
     """A plan written by hand: what installing is told, without what a machine would choose."""
 
@@ -206,6 +207,7 @@ def plan(
             memory_format=choice("memory_format", "stock"),
             compile=choice("compile", compiled),
             threads=choice("threads", threads),
+            cache=Choice("transformer", "cache", cache, cache, ("a test asked for it",)),
         )
 
     return Plan(

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accel import caches
 from accel.backends import REGISTRY, reference
 from accel.backends.base import Backend
 from accel.plan import KINDS, gpu_place, make_plan
 from accel.readouts.quality import Likeness, compare, together
-from accel.readouts.results import Clip, Quality
+from accel.readouts.results import AUTOMATIC, Clip, Quality
 from accel.readouts.timing import ShouldStop, Stopped
 from accel.types import Kind, Machine, ModelTraits, Plan, Preferences, StageName
 
 if TYPE_CHECKING:
     from accel.readouts.quality import Frames
 
-REFERENCE, AUTOMATIC = "reference", "automatic"
+REFERENCE = "reference"
 FITS = 0.6
 """Part of the memory that weights in float32 may take for the reference to run in it."""
 
@@ -50,18 +51,20 @@ Tell = Callable[[int, int, str], Any]
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan to compare. approximate: the stage, kind and backend that it tries out, None for the others."""
+    """A plan to compare. approximate: the stage, kind and backend that it tries out, None for the others. rehearsed:
+    its first clip of a model measures the model, so a whole one is made before any is counted."""
 
     name: str
     preferences: Preferences
     approximate: tuple[StageName, Kind, str] | None = None
+    rehearsed: bool = False
 
 
 def contenders(
     machine: Machine, traits: ModelTraits, plan: Plan, registry: Iterable[Backend] = REGISTRY
 ) -> tuple[Contender, ...]:
     """The reference first, then plain torch in the plan's dtype, the plan itself, and it with each approximate backend
-    that can run here."""
+    and each step cache that can run here."""
     plain = {
         "attention": reference("attention").name,
         "linear": reference("linear").name,
@@ -84,6 +87,11 @@ def contenders(
         own: StageName = "vae" if item.kind == "vae" else "transformer"
         if _possible(machine, traits, wished, registry):
             found.append(Contender(f"{AUTOMATIC} with {item.name}", wished, (own, item.kind, item.name)))
+    for name in caches.NAMES:
+        wished = Preferences(cache=name)
+        if _possible(machine, traits, wished, registry):
+            tried: tuple[StageName, Kind, str] = ("transformer", "cache", name)
+            found.append(Contender(f"{AUTOMATIC} with {name}", wished, tried, rehearsed=name in caches.REHEARSED))
     return tuple(found)
 
 
@@ -136,7 +144,9 @@ def race(
                 raise Stopped
             tell(number * len(plans) + place, rounds * len(plans), f"a clip with the plan: {plan.name}")
             try:
-                if warm:
+                if plan.rehearsed and not number:
+                    make(plan.preferences, prompt, steps)
+                elif warm:
                     make(plan.preferences, prompt, 1)
                 made[plan.name].append(make(plan.preferences, prompt, steps))
             except Stopped:
@@ -222,6 +232,8 @@ def qualities(
         for plan in tried:
             alike: list[Likeness] = []
             try:
+                if plan.rehearsed:
+                    make(plan.preferences, prompts[0], steps)
                 for number, prompt in enumerate(prompts):
                     alike.append(compare(clip(plan, prompt), np.load(Path(place) / f"{number}.npy")))
             except Stopped:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from accel.readouts.results import Measurement, Quality, Results, Row, Spread, Verdict, judged
+from accel.readouts.results import AUTOMATIC, Measurement, Quality, Results, Row, Spread, Verdict, judged
 from accel.types import Kind, ModelTraits, StageName, StageTraits
 
 Key = tuple[StageName, Kind, str, str]
@@ -123,6 +123,16 @@ def figures(results: Results | None, traits: ModelTraits) -> dict[tuple[StageNam
             if one is not None:
                 found[stage.stage, kind, backend] = one
     return found
+
+
+def cache_speedups(results: Results | None, traits: ModelTraits) -> dict[str, float]:
+    """By step cache, how many times as fast a step was with it as without, in clips of this model's shapes."""
+    made = None if results is None else newest(results, traits, "transformer")
+    steps = {clip.plan: clip.per_step for clip in made.clips if not clip.failed} if made is not None else {}
+    plain = steps.get(AUTOMATIC)
+    stage = traits.stage("transformer")
+    with_cache = {name: steps.get(f"{AUTOMATIC} with {name}") for name in (stage.caches if stage is not None else ())}
+    return {name: plain / seconds for name, seconds in with_cache.items() if plain and seconds}
 
 
 def _figures(own: list[Row], planned: list[Row]) -> Figures | None:

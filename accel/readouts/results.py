@@ -24,6 +24,9 @@ LIMITS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 APPROXIMATE_LIMIT = 0.1
 """The same for approximate backends. int8 linears give 0.8 to 2.5 %, FP8 attention of pure noise 5.4 %."""
 
+AUTOMATIC = "automatic"
+"""The plan that `auto` chooses; with what else is tried out in it, "automatic with sdpa"."""
+
 QUIET = 0.15
 """Part of all cores that other programs may use before figures count as noisy."""
 

@@ -22,7 +22,7 @@ from accel.backends import reference
 from accel.finite import engaged_backends
 from accel.readouts import ranking, store
 from accel.readouts.ranking import Readouts
-from accel.types import Choice, Machine, ModelTraits, Plan, Preferences
+from accel.types import NO_CACHE, Choice, Machine, ModelTraits, Plan, Preferences
 from app.engine import loading
 from app.errors import CannotRunError, JobFailedError, PlanRefusedError, UsageError
 from app.models.base import Family
@@ -39,8 +39,9 @@ _FORCES: dict[str, tuple[str, str]] = {
     "dtype": ("transformer", "dtype"),
     "compile": ("transformer", "compile"),
 }
+    "cache": ("transformer", "cache"),
 # Settings whose engaged choice can change a clip's pixels.
-_SHAPING = ("device", "dtype", "attention", "linear", "vae", "memory_format", "compile")
+_SHAPING = ("device", "dtype", "attention", "linear", "vae", "memory_format", "compile", "cache")
 TRAITS_KEPT = 200
 _NOTHING = ("stock", "", "none", "off", "no")
 
@@ -180,9 +181,8 @@ def decide(
     Reads no weights. Raises UsageError for an accel setting that does not exist, CannotRunError for one that can't run
     here or a model that is not on this machine.
     """
-    for name in ("cache", "offload"):
-        if (value := getattr(request.accel, name)) not in ("auto", "none"):
-            raise UsageError(f'accel.{name}: {value!r} is not possible; write "auto" or "none".')
+    if (value := request.accel.offload) not in ("auto", "none"):
+        raise UsageError(f'accel.offload: {value!r} is not possible; write "auto" or "none".')
     described = describe(family, request, cache)
     measured = readouts(described, family.name, cache)
     if recorded is None:
@@ -261,8 +261,8 @@ def summary(plan: Mapping[str, Any], report: Mapping[str, Any] | None = None) ->
     for stage in plan.get("stages", ()):
         if stage.get("stage") == "transformer":
             words.insert(0, stage["dtype"]["engaged"])
-        for setting in ("attention", "linear", "vae", "compile"):
-            choice = Choice.from_dict(stage[setting])
+        for setting in ("attention", "linear", "vae", "compile", "cache"):
+            choice = Choice.from_dict(stage.get(setting, NO_CACHE.to_dict()))
             if choice.engaged in _references(choice):
                 continue
             label = f"{'text ' if choice.stage == 'text_encoder' else ''}{setting} {choice.engaged}"
@@ -347,7 +347,7 @@ def _references(choice: Choice) -> tuple[str, ...]:
     """The values of a choice that mean plain PyTorch. Settings that are no backend never count as accelerated."""
     if choice.setting in ("attention", "linear", "vae"):
         return (*_NOTHING, reference(choice.setting).name)  # type: ignore[arg-type]
-    return _NOTHING if choice.setting == "compile" else (choice.engaged,)
+    return _NOTHING if choice.setting in ("compile", "cache") else (choice.engaged,)
 
 
 def _components(stage: str) -> tuple[str, ...]:

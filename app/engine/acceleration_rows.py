@@ -16,7 +16,9 @@ def with_last_clip(rows: tuple[Accelerator, ...], last: JobResult | None) -> tup
 def _counted(row: Accelerator, last: JobResult) -> Accelerator:
     kind = "linear" if row.setting == "text_encoder_linear" else row.setting
     engaged = [
-        stage.get(kind, {}).get("engaged") for stage in last.plan.get("stages", ()) if stage.get("stage") == row.stage
+        str(stage.get(kind, {}).get("engaged")).partition(":")[0]
+        for stage in last.plan.get("stages", ())
+        if stage.get("stage") == row.stage
     ]
     if row.name not in engaged:
         return row

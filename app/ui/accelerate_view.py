@@ -23,6 +23,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "linear": ("Linears", "of the transformer"),
     "text_encoder_linear": ("Text encoder", "its linears, once per clip"),
     "vae": ("Decoding", "the VAE: latents to frames"),
+    "cache": ("Step cache", "what steps have in common is computed once: faster, and the clip changes"),
 }
 """Title and meaning of each setting, in the order of the page."""
 
@@ -86,6 +87,8 @@ def counts_of(row: Accelerator) -> str:
     """What the last clip counted."""
     if not row.calls:
         return "–"
+    if row.setting == "cache":
+        return f"{row.served:,} of {row.calls:,} saved"
     fallen = row.calls - row.served
     return f"{row.served:,} of {plural(row.calls, 'call')}" + (f", {fallen:,} fell back" if fallen else "")
 
@@ -123,7 +126,7 @@ def _row(row: Accelerator, title: str) -> str:
     state = state_of(row)
     reasons = " ".join(_sentence(_own(reason, row)) for reason in row.reasons)
     if row.state == "unavailable" and not _REMEDY.search(reasons):
-        reasons += " Nothing to do: it needs other hardware."
+        reasons += f" Nothing to do: it needs {'another model' if row.setting == 'cache' else 'other hardware'}."
     disabled = row.state == "unavailable"
     switch = _switch(row.state == "on", f"{title}: {row.title}", "toggle", disabled, setting=row.setting, name=row.name)
     return (

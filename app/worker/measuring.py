@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from accel.errors import AccelError
-from accel.readouts.clips import AUTOMATIC, REFERENCE, Contender, Made, Make, contenders, race
-from accel.readouts.results import PROMPTS
+from accel.readouts.clips import REFERENCE, Contender, Made, Make, contenders, race
+from accel.readouts.results import AUTOMATIC, PROMPTS
 from accel.readouts.run import Benchmark, Subject
 from accel.readouts.timing import Stopped
 from accel.types import Preferences

@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import accel
-from accel import doctor
+from accel import caches, doctor
 from accel.backends import backends
 from accel.readouts import ranking, store
+from accel.readouts.results import Results
 from accel.types import Choice, Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
 from app.engine import acceleration, loading
@@ -115,9 +116,44 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                     exact=item.exact,
                     reference=item.reference,
                     **({} if figures is None else asdict(figures)),
+    return (*rows, *_caches(described, wishes, plan, results))
+
+
+def _caches(
+    described: accel.ModelTraits, wishes: Preferences, plan: accel.Plan, results: Results | None
+) -> tuple[Accelerator, ...]:
+    """A row for each step cache, and one for none."""
+    stage = plan.stage("transformer")
+    if stage is None:
+        return ()
+    choice, sped = stage.cache, ranking.cache_speedups(results, described)
+    rows = []
+    for name, title in ((caches.NONE, "Every step computed"), *((one.name, one.title) for one in caches.CACHES)):
+        on, plain = choice.engaged.partition(":")[0] == name, name == caches.NONE
+        refusals = () if on or plain else _refusals(described, replace(wishes, cache=name))
+        off = choice.reasons if plain else ("approximate, so it is only used when chosen", *_meaning(name))
+        rows.append(
+            Accelerator(
+                setting="cache",
+                stage="transformer",
+                name=name,
+                title=title,
+                state="on" if on else "unavailable" if refusals else "off",
+                reasons=choice.reasons if on else refusals or off,
+                forced=on and choice.requested != "auto",
+                exact=plain,
+                reference=plain,
+                speedup=sped.get(name),
+            )
+        )
                 )
             )
     return tuple(rows)
+def _meaning(name: str) -> tuple[str, ...]:
+    cache = caches.known(name)
+    return () if cache is None else (f"{cache.strength:g}: {cache.meaning}",)
+
+
 
 
 def readouts(home: Home) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from accel.plan import make_plan
-from accel.readouts.clips import AUTOMATIC, REFERENCE, Contender, Made, contenders, qualities, race, seconds_for
-from accel.readouts.results import PROMPTS, Clip
+from accel.readouts.clips import REFERENCE, Contender, Made, contenders, qualities, race, seconds_for
+from accel.readouts.results import AUTOMATIC, PROMPTS, Clip
 from accel.readouts.timing import Stopped
 from accel.types import Memory, Preferences
 from tests.accel.recorded import machine, model
@@ -56,6 +56,22 @@ def test_the_reference_comes_first_and_every_approximate_backend_that_can_run(tm
     assert found[-1].approximate == ("transformer", "linear", "dynamic_int8")
     for one in found:
         make_plan(here, model(), one.preferences)
+
+
+def test_step_caches_are_contenders_and_one_that_measures_first_makes_a_clip_more(tmp_path: Path) -> None:
+    here = machine("zen5", tmp_path)
+    told = {"first_block": "", "mag": "", "taylorseer": "it has no proj_out"}
+    stages = tuple(replace(stage, caches=told if stage.stage == "transformer" else {}) for stage in model().stages)
+    found = contenders(here, replace(model(), stages=stages), make_plan(here, model()))
+    first, mag = [one for one in found if one.preferences.cache != "auto"]
+    assert (first.name, first.approximate) == ("automatic with first_block", ("transformer", "cache", "first_block"))
+    assert (mag.preferences, mag.rehearsed) == (Preferences(cache="mag"), True)
+    maker = Maker()
+    race((found[0], mag), maker, "a ball", 4, 20, rounds=2)
+    assert [steps for _, _, steps in maker.asked] == [1, 4, 4, 4, 1, 4, 1, 4]
+    maker = Maker()
+    qualities("small", (found[0], mag), maker, ("a", "b"), 6, "64x64")
+    assert [prompt for _, prompt, _ in maker.asked] == ["a", "b", "a", "a", "b"]
 
 
 def test_a_model_too_large_for_float32_is_compared_in_the_plans_dtype(tmp_path: Path) -> None:

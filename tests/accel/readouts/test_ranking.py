@@ -12,7 +12,7 @@ from accel.backends import REGISTRY
 from accel.plan import make_plan
 from accel.readouts import ranking
 from accel.readouts.ranking import Readouts, for_model, shape_class
-from accel.readouts.results import Measurement, Place, Quality, Results, Row
+from accel.readouts.results import Clip, Measurement, Place, Quality, Results, Row
 from accel.types import ModelTraits, Preferences, StageTraits
 from tests.accel.readouts.planted import CALL, Planted, row
 from tests.accel.recorded import engaged, machine, model
@@ -187,6 +187,17 @@ def test_figures_of_a_backend_over_all_its_calls() -> None:
     assert plain.share_of_peak == pytest.approx((0.2 * 10 + 0.4 * 5) / 15)
     assert ranking.figures(results, model(700)) == {}
     assert ranking.figures(None, model()) == {}
+
+
+def test_a_step_cache_is_as_fast_as_the_steps_of_its_clip() -> None:
+    seconds = {"automatic": 2.0, "automatic with first_block": 0.8, "automatic with mag": 0.0}
+    clips = tuple(
+        Clip(name, "", "", {}, one, 4, 9.0, failed="" if one else "out of memory") for name, one in seconds.items()
+    )
+    results = measured(model(), row("sdpa", 1.0), clips=clips)
+    stages = tuple(replace(stage, caches={"first_block": "", "mag": "", "pyramid": ""}) for stage in model().stages)
+    assert ranking.cache_speedups(results, replace(model(), stages=stages)) == {"first_block": 2.5}
+    assert ranking.cache_speedups(results, model()) == ranking.cache_speedups(None, model()) == {}
 
 
 def test_a_full_measurement_counts_more_than_a_newer_quick_one() -> None:

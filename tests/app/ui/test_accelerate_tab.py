@@ -68,6 +68,7 @@ def test_counts_say_what_fell_back() -> None:
     assert counts_of(row(calls=1320, served=1300)) == "1,300 of 1,320 calls, 20 fell back"
     assert counts_of(row(calls=1, served=1)) == "1 of 1 call"
     assert counts_of(row()) == "–"
+    assert counts_of(row(setting="cache", calls=40, served=12)) == "12 of 40 saved"
 
 
 def test_every_row_carries_its_reason_and_a_switch_with_a_name(desk: Desk) -> None:

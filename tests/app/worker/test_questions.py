@@ -1,0 +1,59 @@
+"""What the worker says of step caches, and a clip with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel import caches
+from app.engine import Engine, acceleration
+from app.errors import PlanRefusedError, UsageError
+from app.models.base import Family
+from app.paths import Home
+from app.request import AccelPreferences, GenerationRequest
+from app.worker.questions import accelerators
+from tests.app.engines import REQUEST
+
+
+def wishing(family: Family, **wishes: str) -> GenerationRequest:
+    asked = REQUEST.model_copy(update={"accel": AccelPreferences(**wishes), "steps": 8})
+    return family.normalise(asked).request
+
+
+def test_every_cache_has_a_row_and_none_is_the_reference(tiny_family: Family, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    rows = {row.name: row for row in accelerators(wishing(tiny_family), home) if row.setting == "cache"}
+    assert list(rows) == ["none", *caches.NAMES]
+    assert [row.state for row in rows.values()] == ["on", "off", "off", "off", "off"]
+    assert [row.reference for row in rows.values()] == [True, False, False, False, False]
+    assert all("only used when chosen" in rows[name].reasons[0] for name in caches.NAMES)
+    on = {row.name: row for row in accelerators(wishing(tiny_family, cache="mag:0.5"), home) if row.setting == "cache"}
+    assert (on["mag"].state, on["mag"].forced, on["none"].state) == ("on", True, "off")
+    assert any("0.5" in reason for reason in on["mag"].reasons)
+    compiled = accelerators(wishing(tiny_family, compile="yes", dtype="float32"), home)
+    (pyramid,) = [row for row in compiled if row.name == "pyramid"]
+    assert pyramid.state == "unavailable" or not acceleration.machine().compiler
+    assert "compile" in pyramid.reasons[0]
+
+
+def test_a_clip_with_a_cache_says_so_and_repeats(engine: Engine, tiny_family: Family) -> None:
+    request = wishing(tiny_family, cache="first_block:0.9")
+    one, other = engine.generate(request), engine.generate(request)
+    told = one.report["cache"]["transformer"]
+    assert 0 < told["served"] < told["calls"]
+    assert np.array_equal(one.frames, other.frames)
+    assert f"cache first_block:0.9 {told['served']}/{told['calls']}" in acceleration.summary(one.plan, one.report)
+    again = engine.generate(request.model_copy(update={"accel": AccelPreferences()}), recorded_plan=one.plan)
+    assert np.array_equal(one.frames, again.frames)
+    plain = engine.generate(wishing(tiny_family))
+    assert not np.array_equal(one.frames, plain.frames)
+    assert plain.report["cache"] == {}
+
+
+def test_what_is_no_cache_and_what_can_t_be_is_refused(tiny_family: Family) -> None:
+    with pytest.raises(UsageError, match="cache=tea is not known, allowed are auto, none, first_block"):
+        acceleration.decide(tiny_family, wishing(tiny_family, cache="tea"))
+    with pytest.raises(PlanRefusedError, match=r"its strength is a number from 0\.001 to 1"):
+        acceleration.decide(tiny_family, wishing(tiny_family, cache="first_block:7"))
