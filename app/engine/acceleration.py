@@ -38,8 +38,8 @@ _FORCES: dict[str, tuple[str, str]] = {
     "vae": ("vae", "vae"),
     "dtype": ("transformer", "dtype"),
     "compile": ("transformer", "compile"),
-}
     "cache": ("transformer", "cache"),
+}
 # Settings whose engaged choice can change a clip's pixels.
 _SHAPING = ("device", "dtype", "attention", "linear", "vae", "memory_format", "compile", "cache")
 TRAITS_KEPT = 200

@@ -116,6 +116,8 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                     exact=item.exact,
                     reference=item.reference,
                     **({} if figures is None else asdict(figures)),
+                )
+            )
     return (*rows, *_caches(described, wishes, plan, results))
 
 
@@ -146,14 +148,12 @@ def _caches(
                 speedup=sped.get(name),
             )
         )
-                )
-            )
     return tuple(rows)
+
+
 def _meaning(name: str) -> tuple[str, ...]:
     cache = caches.known(name)
     return () if cache is None else (f"{cache.strength:g}: {cache.meaning}",)
-
-
 
 
 def readouts(home: Home) -> dict[str, Any]:
