@@ -6,6 +6,7 @@ came.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from app.console import Reporter, reporter_for
-from app.errors import Cancelled
+from app.errors import Cancelled, UsageError
 from app.headless.interrupt import Interrupts
 from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.models.sources import fetching, resolving
+from app.models.sources.cache import in_cache
 from app.models.sources.fetching import FetchProgress
 from app.video.outputs import size_text
 
@@ -77,7 +79,7 @@ def list_models(as_json: bool = False, stdout: TextIO | None = None) -> int:
     out = stdout or sys.stdout
     rows = [listed(family) for family in all_families()]
     if as_json:
-        print(json.dumps([vars(row) for row in rows], indent=1), file=out, flush=True)
+        print(json.dumps(as_data(rows), indent=1), file=out, flush=True)
         return 0
     reporter = reporter_for(out)
     reporter.table(
@@ -98,11 +100,14 @@ def _where(row: Listed) -> str:
     return f"partly, {size_text(row.fetched)}{size}: {sources.told(row.problems) or 'not all files came yet'}"
 
 
-def run_fetch(model: str, stdout: TextIO | None = None, stderr: TextIO | None = None) -> int:
+def run_fetch(model: str, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None) -> int:
     """Bring a model here, telling how far it is. Raises KinetileError, Cancelled after Ctrl-C."""
-    reporter = reporter_for(stderr or sys.stderr)
-    folder = fetch_model(model, reporter)
-    reporter_for(stdout or sys.stdout).say(f"{model} is on this machine: {folder}")
+    out = stdout or sys.stdout
+    folder = fetch_model(model, reporter_for(stderr or sys.stderr))
+    if as_json:
+        print(json.dumps({"model": model, "folder": str(folder)}), file=out, flush=True)
+    else:
+        reporter_for(out).say(f"{model} is on this machine: {folder}")
     return 0
 
 
@@ -140,15 +145,16 @@ def how_to_fetch(model: str) -> tuple[str, Bring]:
 
 
 def missing(models: Sequence[str]) -> list[str]:
-    """Those among `models` that would have to be fetched first, each once. Raises UsageError for unknown ones."""
+    """Those among `models` that would have to be fetched first, each once; what can't be a model is left out."""
     found: list[str] = []
     for model in dict.fromkeys(models):
-        if model.startswith(resolving.HUB):
-            repo = resolving.repo_of(model)
-            if not sources.cache.in_cache(repo).is_whole:
+        with contextlib.suppress(UsageError):
+            if model.startswith(resolving.HUB):
+                whole = in_cache(resolving.repo_of(model)).is_whole
+            else:
+                whole = sources.locate(family_for(model)).is_whole
+            if not whole:
                 found.append(model)
-        elif not sources.locate(family_for(model)).is_whole:
-            found.append(model)
     return found
 
 

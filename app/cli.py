@@ -11,8 +11,8 @@ from typing import NoReturn
 from app import __version__
 from app.errors import CannotRunError, KinetileError, UsageError
 
-_USAGE = """python launch.py [--headless [SOURCE ...] | --share SOURCE | --doctor | --bench |
-                         --verify MODEL] [options]"""
+_USAGE = """python launch.py [--headless [SOURCE ...] | --share SOURCE | --models |
+                         --fetch MODEL | --doctor | --bench | --verify MODEL] [options]"""
 
 _DESCRIPTION = "Kinetile turns a prompt into a short video, on this machine."
 
@@ -30,6 +30,8 @@ examples:
       every clip carries its own request: make it again
   python launch.py --share clips/starter-rocket-7.mp4
       a short text to send to someone, who gives it to --headless
+  python launch.py --models
+      which models there are, and how to bring one to this machine (--fetch)
   python launch.py --bench --quick
       how fast and how right every backend is on this machine, in a minute
   python launch.py --verify starter
@@ -64,6 +66,10 @@ def parser() -> argparse.ArgumentParser:
     verbs = made.add_argument_group("what to do").add_mutually_exclusive_group()
     verbs.add_argument("--headless", nargs="*", metavar="SOURCE", help="make clips; with no SOURCE, the first example")
     verbs.add_argument("--share", metavar="SOURCE", help="print the share code of a preset or clip")
+    verbs.add_argument("--models", action="store_true", help="list the models, and what of them is on this machine")
+    verbs.add_argument(
+        "--fetch", metavar="MODEL", help="bring a model here, or the rest of it: a name, or hf:OWNER/NAME"
+    )
     verbs.add_argument("--doctor", action="store_true", help="say what this machine has and what will be used")
     verbs.add_argument("--bench", action="store_true", help="measure this machine: speed, error, share of its peak")
     verbs.add_argument("--verify", metavar="MODEL", help="compare a model's clips: plain PyTorch, and what is chosen")
@@ -96,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
         "--home", metavar="DIR", help="data folder (default: KINETILE_HOME, else your system's place for data)"
     )
     where.add_argument("--resume", action="store_true", help="skip what is made; with no SOURCE, go on with the queue")
+    where.add_argument("--download", action="store_true", help="fetch the models that are not on this machine first")
     where.add_argument("--fail-fast", action="store_true", help="stop at the first clip that fails")
     where.add_argument("--dry-run", action="store_true", help="check and estimate everything, make nothing")
     where.add_argument(
@@ -175,6 +182,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         raise UsageError(f"{flag} goes with --headless, not with {verb}.")
     if verb == "--doctor":
         return _doctor(options)
+    if verb in ("--models", "--fetch"):
+        return _catalogue(options)
     if not verb:
         return _page(options)
     from app import headless
@@ -189,6 +198,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         resume=options.resume,
         fail_fast=options.fail_fast,
         as_json=options.as_json,
+        download=options.download,
         pictures={name: path for name in ("image", "last_image") if (path := vars(options)[name]) is not None},
         home=home(options.home),
     )
@@ -214,7 +224,7 @@ def _page(options: argparse.Namespace) -> int:
 def _verb(options: argparse.Namespace) -> str:
     """What is to be done, as it is written; empty for the page."""
     asked = vars(options)
-    verbs = ("headless", "share", "doctor", "bench", "verify")
+    verbs = ("headless", "share", "models", "fetch", "doctor", "bench", "verify")
     return next((f"--{name}" for name in verbs if asked[name] not in (None, False)), "")
 
 
@@ -248,15 +258,26 @@ def _bench(options: argparse.Namespace) -> int:
     )
 
 
-_NOT_MEASURED = ("image", "last_image", "count", "strict", "out", "resume", "fail_fast", "dry_run", "accel")
+_BATCH_ONLY = ("image", "last_image", "count", "strict", "out", "resume", "download", "fail_fast", "dry_run")
+_NOT_MEASURED = (*_BATCH_ONLY, "accel")
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", *_NOT_MEASURED, "as_json")
 _FOR_PAGE = ("port", "open_browser", "listen", "auth", "no_auth")
 _IGNORED_BY = {
-    "--share": ("image", "last_image", "count", "strict", "out", "resume", "fail_fast", "dry_run", "as_json"),
-    "--doctor": ("assignments", "image", "last_image", "count", "strict", "out", "resume", "fail_fast", "dry_run"),
+    "--share": (*_BATCH_ONLY, "as_json"),
+    "--models": ("assignments", *_NOT_MEASURED),
+    "--fetch": ("assignments", *_NOT_MEASURED),
+    "--doctor": ("assignments", *_BATCH_ONLY),
 }
 _WRITTEN = {"assignments": "--set", "as_json": "--json", "open_browser": "--open"}
+
+
+def _catalogue(options: argparse.Namespace) -> int:
+    from app import catalogue
+
+    if options.fetch is None:
+        return catalogue.list_models(options.as_json)
+    return catalogue.run_fetch(options.fetch, options.as_json)
 
 
 def _doctor(options: argparse.Namespace) -> int:

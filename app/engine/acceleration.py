@@ -25,6 +25,7 @@ from accel.readouts.ranking import Readouts
 from accel.types import NO_CACHE, Choice, Machine, ModelTraits, Plan, Preferences
 from app.engine import loading
 from app.errors import CannotRunError, JobFailedError, PlanRefusedError, UsageError
+from app.models import sources
 from app.models.base import Family
 from app.paths import Home
 from app.request import GenerationRequest
@@ -150,9 +151,10 @@ def as_shipped(family: Family, home: Home) -> ModelTraits:
 
 def folder_of(family: Family) -> Path:
     """Where the model's files lie. Raises CannotRunError when they are not on this machine."""
-    if family.folder is None:
-        raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
-    return family.folder
+    folder = sources.placed(family).folder
+    if folder is None:
+        raise CannotRunError(sources.why_not_here(family))
+    return folder
 
 
 def _stamp(folder: Path, *size: int) -> str:

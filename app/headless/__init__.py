@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any, TextIO
 
+from app import catalogue
 from app.answers import PlanAnswer
 from app.console import Reporter, complain, duration, reporter_for
 from app.engine import acceleration
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
-from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, prepare, resumed
+from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, models_in, prepare, resumed
 from app.headless.following import Follower
 from app.headless.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
@@ -87,6 +88,10 @@ class _Batch:
         """The clips, what kept the batch from beginning, and the exit code."""
         settings = self._settings
         queued = settings.resume and not sources
+        try:
+            self._fetch_missing(sources or [FIRST])
+        except KinetileError as error:
+            return [], [error], self._refuse([error])
         self._outcomes, problems = ([], []) if queued else prepare(sources or [FIRST], settings)
         if problems:
             return [], problems, self._refuse(problems)
@@ -130,6 +135,17 @@ class _Batch:
         return problems[0].exit_code
 
     # -- before it runs --
+
+    def _fetch_missing(self, sources: Sequence[str]) -> None:
+        """With --download: bring the models here that the clips need. Raises KinetileError."""
+        settings = self._settings
+        if not settings.download:
+            return
+        for model in catalogue.missing(models_in(sources, settings)):
+            if settings.dry_run:
+                self._reporter.say(f"--download would fetch {model} first.")
+            else:
+                catalogue.fetch_model(model, self._reporter)
 
     def _prepare_with(self, service: Service) -> None:
         """What can only be told by the queue and the worker. Raises KinetileError."""

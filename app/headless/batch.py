@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -33,7 +34,7 @@ State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 @dataclass(frozen=True)
 class BatchSettings:
     """What the command line says about a batch. `assignments` are KEY=VALUE, applied to every request; so are
-    `pictures`, files by the request's field.
+    `pictures`, files by the request's field. download: models that are not on this machine may be fetched.
     """
 
     assignments: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class BatchSettings:
     resume: bool = False
     fail_fast: bool = False
     as_json: bool = False
+    download: bool = False
     pictures: Mapping[Field, Path] = field(default_factory=dict)
     home: Home = field(default_factory=home)
 
@@ -111,6 +113,16 @@ def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outco
         except KinetileError as error:
             problems.append(error)
     return outcomes, problems
+
+
+def models_in(sources: Sequence[str], settings: BatchSettings) -> tuple[str, ...]:
+    """The models that the sources ask for, each once; a source that can't be read is for `prepare` to tell."""
+    found: dict[str, None] = {}
+    for source in sources:
+        with contextlib.suppress(KinetileError):
+            for named in read_source(source, settings.home):
+                found[named.request.with_set(settings.assignments).model] = None
+    return tuple(found)
 
 
 def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.answers import PlanAnswer
 from app.errors import KinetileError, PlanRefusedError, UsageError
-from app.models import family_for
+from app.models import family_for, sources
 from app.models.base import Family
 from app.paths import Home, find_lora
 from app.pictures import fitted
@@ -117,7 +117,7 @@ def _missing_loras(request: GenerationRequest, home: Home) -> list[str]:
 
 
 def _not_here(family: Family) -> str:
-    return f"The model {family.title} is not on this machine; its settings can be looked at, a clip can't be made yet."
+    return f"{sources.why_not_here(family)} Its settings can be looked at, a clip can't be made yet."
 
 
 def _sentence(text: str) -> str:

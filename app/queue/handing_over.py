@@ -26,6 +26,7 @@ from app import __version__
 from app.answers import Accelerator, PlanAnswer
 from app.errors import CannotRunError, KinetileError
 from app.estimate import Estimate
+from app.fetching import Fetching
 from app.measuring import MeasureAsk, Measuring
 from app.paths import Home
 from app.plain import from_data, to_data
@@ -43,7 +44,7 @@ GREETING_BYTES = 1024
 CALLS = (
     "submit", "want", "get", "snapshot", "move", "hold", "remove", "undo", "duplicate", "retry", "cancel", "history",
     "known", "plan", "estimate", "doctor", "accelerators", "readouts", "measure", "measuring",
-    "stop_measuring", "preferences", "set_preferences", "unload",
+    "stop_measuring", "fetch", "fetching", "stop_fetching", "preferences", "set_preferences", "unload",
 )  # fmt: skip
 _SLOW = ("plan", "estimate", "doctor", "accelerators", "readouts", "set_preferences")
 
@@ -250,6 +251,15 @@ class RemoteService(Service):
 
     def stop_measuring(self) -> None:
         self._call("stop_measuring")
+
+    def fetch(self, model: str) -> int:
+        return self._call("fetch", model=model)
+
+    def fetching(self) -> Fetching:
+        return self._call("fetching")
+
+    def stop_fetching(self) -> None:
+        self._call("stop_fetching")
 
     def preferences(self) -> AccelPreferences:
         return self._call("preferences")

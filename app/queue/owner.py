@@ -13,11 +13,13 @@ from app import estimate as reckoning
 from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration_rows import with_last_clip
 from app.estimate import Estimate
+from app.fetching import Fetching
 from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
 from app.paths import Home
 from app.plain import from_data, to_data, to_json
 from app.queue.dispatch import Dispatcher, Patience, loaded_key
+from app.queue.fetcher import Fetcher
 from app.queue.jobs import ENDED, History, Job, JobError, JobQueue, JobSpec, JobState, Removal
 from app.queue.keeper import Keeper
 from app.queue.measurer import Measurer
@@ -79,7 +81,8 @@ class LocalService(Service):
         self._dispatcher.housekeeping = self._purge
         patient = self._patience
         self._measurer = Measurer(self._keeper, self._dispatcher.turn, patient.cancel, patient.start)
-        self._measurer.on_change = self._use_readouts
+        self._measurer.on_change = self._plan_anew
+        self._fetcher = Fetcher(self._plan_anew)
         self._keeper.on_status = self._tell_status
         if warm:
             self._keeper.start()
@@ -92,6 +95,7 @@ class LocalService(Service):
             return
         self.close_door()  # who comes while the last clip is finished still gets an answer
         try:
+            self._fetcher.close()
             self._measurer.close()
             self._keeper.close(now, self._patience.end)
             self._queue.set_fact("worker", None)
@@ -213,6 +217,15 @@ class LocalService(Service):
     def stop_measuring(self) -> None:
         self._measurer.stop()
 
+    def fetch(self, model: str) -> int:
+        return self._fetcher.start(model)
+
+    def fetching(self) -> Fetching:
+        return self._fetcher.state
+
+    def stop_fetching(self) -> None:
+        self._fetcher.stop()
+
     def preferences(self) -> AccelPreferences:
         stored = self._queue.fact("accelerators")
         known = {name: value for name, value in (stored or {}).items() if name in AccelPreferences.model_fields}
@@ -240,8 +253,8 @@ class LocalService(Service):
         if self._dispatcher.batches is not None:
             self._dispatcher.batches = {*self._dispatcher.batches, batch}
 
-    def _use_readouts(self) -> None:
-        """A plan may be another one now."""
+    def _plan_anew(self) -> None:
+        """A plan may be another one now: something was measured, or a model came."""
         self._plans = {}
         self._news.tell(Event("queue"))
 

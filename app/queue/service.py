@@ -25,6 +25,7 @@ import numpy.typing as npt
 from app.answers import Accelerator, PlanAnswer
 from app.errors import CannotRunError
 from app.estimate import Estimate
+from app.fetching import Fetching
 from app.measuring import MeasureAsk, Measuring
 from app.paths import Home
 from app.progress import Stage
@@ -258,6 +259,23 @@ class Service(ABC):
     @abstractmethod
     def stop_measuring(self) -> None:
         """Stop it soon; returns at once."""
+
+    # -- models --
+
+    @abstractmethod
+    def fetch(self, model: str) -> int:
+        """Begin to bring a model onto this machine (a name of the catalogue or "hf:owner/name"), the one thing that
+        uses the network; returns the fetch's number. Raises UsageError for an unknown one, and while another one is
+        fetched.
+        """
+
+    @abstractmethod
+    def fetching(self) -> Fetching:
+        """How the newest fetch stands; cheap."""
+
+    @abstractmethod
+    def stop_fetching(self) -> None:
+        """Stop it soon; returns at once. What came is kept."""
 
     # -- preferences --
 

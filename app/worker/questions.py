@@ -14,7 +14,7 @@ from accel.readouts.results import Results
 from accel.types import Choice, Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
 from app.engine import acceleration, loading
-from app.errors import CannotRunError, UsageError
+from app.errors import UsageError
 from app.estimate import memory_need
 from app.models import family_for
 from app.paths import Home
@@ -86,9 +86,7 @@ def _doctor() -> dict[str, Any]:
 def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, ...]:
     """Every backend of every setting, as it stands for `request` (its preferences included) on this machine."""
     family = family_for(request.model)
-    if family.folder is None:
-        raise CannotRunError(f"{family.title} is not on this machine: choose another model, such as the starter.")
-    described = acceleration.traits(family.folder, *_size(request), home.cache)
+    described = acceleration.traits(acceleration.folder_of(family), *_size(request), home.cache)
     wishes = acceleration.preferences_of(request)
     plan = acceleration.plan_for(described, wishes, acceleration.readouts(described, family.name, home.cache))
     results = store.load(acceleration.machine(), acceleration.results_in(home.cache)).current

@@ -79,8 +79,9 @@ def test_the_options_are_these_and_no_others() -> None:
     """A new option is a promise: add it here when it is meant."""
     options = {option for action in cli.parser()._actions for option in action.option_strings}
     assert options == {
-        "-h", "--help", "--version", "--headless", "--share", "--doctor", "--bench", "--verify",
-        "--set", "--image", "--last-image", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json", "--resume", "--fail-fast",
+        "-h", "--help", "--version", "--headless", "--share", "--models", "--fetch", "--doctor", "--bench", "--verify",
+        "--set", "--image", "--last-image", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
+        "--resume", "--fail-fast", "--download",
         "--port", "--open", "--listen", "--auth", "--no-auth",
         "--model", "--preset", "--quick", "--quality", "--plot",
     }  # fmt: skip
@@ -112,6 +113,12 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--share", "x", "--auth", ""], "--auth is for the page"),
         (["--share", "starter-rocket", "--count", "2"], "--count goes with --headless, not with --share"),
         (["--share", "starter-rocket", "--json"], "--json goes with --headless, not with --share"),
+        (["--models", "--set", "steps=2"], "--set goes with --headless, not with --models"),
+        (["--fetch", "starter", "--count", "2"], "--count goes with --headless, not with --fetch"),
+        (["--doctor", "--download"], "--download goes with --headless, not with --doctor"),
+        (["--download"], "--download goes with --headless: the page has its own place for that"),
+        (["--fetch", "nonsense"], "nonsense"),
+        (["--fetch", "hf:nonsense"], "is no repository; write hf:OWNER/NAME"),
         (["--doctor", "--strict"], "--strict goes with --headless, not with --doctor"),
         (["--doctor", "--out", "x"], "--out goes with --headless, not with --doctor"),
         (["--doctor", "--set", "steps=2"], "--set goes with --headless, not with --doctor"),

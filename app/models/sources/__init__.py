@@ -67,6 +67,8 @@ def why_not_here(family: Family, located: Located | None = None) -> str:
     command = f"python launch.py --fetch {family.name}"
     size = "" if not family.download.value else f" ({size_text(family.download.value)})"
     who = family.title
+    if not family.repos and family.folder is None:
+        return f"{who} is not on this machine: choose another model, such as the starter."
     if not family.repos:
         lacks = told(located.problems) or f"there is no folder {family.folder}"
         return f"{who} is not whole: {lacks}; copy or make its folder again."

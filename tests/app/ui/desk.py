@@ -18,6 +18,7 @@ from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration import summary
 from app.errors import CannotRunError, PlanRefusedError, UsageError
 from app.estimate import Estimate, MemoryNeed
+from app.fetching import Fetching
 from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
 from app.paths import Home
@@ -48,6 +49,7 @@ class Desk(Service):
         self.cancelled: list[int] = []
         self.asked: list[MeasureAsk] = []
         self.state = Measuring()
+        self.fetched = Fetching()
         self.results: dict[str, Any] | None = None
         self.version = 1
         self._machine: Machine | None = None
@@ -173,6 +175,18 @@ class Desk(Service):
 
     def stop_measuring(self) -> None:
         self.state = dataclasses.replace(self.state, state="stopped", text="Stopped.")
+
+    def fetch(self, model: str) -> int:
+        self.version += 1
+        self.fetched = Fetching(self.fetched.number + 1, model, model, "running")
+        return self.fetched.number
+
+    def fetching(self) -> Fetching:
+        return self.fetched
+
+    def stop_fetching(self) -> None:
+        self.version += 1
+        self.fetched = dataclasses.replace(self.fetched, state="stopped", error="Stopped.")
 
     def preferences(self) -> AccelPreferences:
         return self._preferences
