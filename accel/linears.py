@@ -14,6 +14,9 @@ from accel.backends.runtime import Counting, LinearBackend
 from accel.originals import Original, WeightsFile
 from accel.packed import PackedLinear, Packing, pack_module, unpack_module
 
+UNDER_ADAPTER = ".base_layer"
+"""What peft puts behind the path of a linear that it puts an adapter around."""
+
 
 @dataclass
 class PackedLinears:
@@ -61,9 +64,10 @@ def pack_linears(
     result = PackedLinears()
     users = Counter(id(parameter) for module in component.modules() for parameter in module._parameters.values())
     by_parameter: dict[int, list[tuple[str, nn.Linear]]] = {}
-    for name, module in component.named_modules():
+    for path, module in component.named_modules():
         if isinstance(module, nn.Linear) and not isinstance(module, PackedLinear):
-            reason = _why_not_module(component, name, module, backend)
+            name = path.replace(UNDER_ADAPTER, "")  # what its file and its backend know it as
+            reason = _why_not_module(component, path, name, module, backend)
             if reason:
                 result.skipped.setdefault(reason, []).append(name)
             else:
@@ -100,17 +104,17 @@ def _pack(
         result.modules.append(module)
 
 
-def _why_not_module(component: nn.Module, name: str, module: nn.Linear, backend: LinearBackend) -> str:
+def _why_not_module(component: nn.Module, path: str, name: str, module: nn.Linear, backend: LinearBackend) -> str:
     if type(module) is not nn.Linear:
         return f"{type(module).__name__} computes in its own way"
-    if any(part in ("lora_A", "lora_B") for part in name.split(".")):
+    if any(part in ("lora_A", "lora_B") for part in path.split(".")):
         return "part of a LoRA adapter"
     weight = module.weight
     if type(weight.data) is not torch.Tensor or weight.layout != torch.strided:
         return f"its weight is a {type(weight.data).__name__}, already in a format of its own"
     if weight.device.type not in backend.devices:
         return f"its weight is on {weight.device.type}"
-    if backend.blocks_only and not in_blocks(component, name):
+    if backend.blocks_only and not in_blocks(component, path):
         return "outside the repeated blocks: small and sensitive"
     sensitive: Callable[[str], str] = getattr(backend, "why_not_name", lambda name: "")
     return sensitive(name) or backend.why_not_weight(
