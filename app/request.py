@@ -136,6 +136,12 @@ class GenerationRequest(Data):
     count: int = Field(default=1, ge=1, le=MAX_COUNT, description="How many clips, with seeds one apart.")
     accel: AccelPreferences = AccelPreferences()
 
+    @property
+    def guidance_text(self) -> str:
+        """ "4", or "4, then 3" where the model has two transformers; empty while the model's default is not known."""
+        later = "" if self.guidance_2 is None else f", then {self.guidance_2:g}"
+        return "" if self.guidance is None else f"{self.guidance:g}{later}"
+
     def with_set(self, assignments: Iterable[str]) -> GenerationRequest:
         """A copy with each ``key=value`` applied; keys may be dotted, values are JSON where they can be.
 

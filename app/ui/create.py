@@ -12,7 +12,7 @@ import gradio as gr
 
 from app.console import duration
 from app.errors import KinetileError, UsageError
-from app.models import family_for
+from app.models import all_families, family_for
 from app.models.base import Normalised
 from app.presets import encode_code
 from app.request import GenerationRequest
@@ -88,6 +88,9 @@ def _form(context: Context) -> dict[str, Any]:
                 allow_custom_value=True,
             )
             made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100)
+            made["guidance_2"] = gr.Number(
+                defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
+            )
         made["carried"] = gr.Textbox("", label="Taken over from a preset", max_lines=3, interactive=True)
     with gr.Column(elem_classes=["kt-go"]):
         made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)
@@ -157,6 +160,8 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
     gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **HEARD)
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **HEARD)
+    by_model = [parts["scheduler"], parts["shift"], parts["guidance_2"]]
+    parts["model"].change(told(_possible), [parts["model"]], by_model, **HEARD)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
     parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
@@ -193,7 +198,19 @@ def _defaults_of(model: str, *values: Any) -> list[Any]:
     kept = dict(zip(NAMES, values, strict=True))
     fresh = values_of(GenerationRequest(model=model))
     words = ("prompt", "negative_prompt", "seed_mode", "seed", "count")
+    if kept["negative_prompt"] in {family.defaults.negative_prompt for family in all_families()}:
+        kept["negative_prompt"] = fresh["negative_prompt"]  # nobody's own words
     return [kept[name] if name in words else fresh[name] for name in NAMES]
+
+
+def _possible(model: str) -> list[Any]:
+    """What can be chosen of scheduler, shift and second guidance."""
+    family = family_for(model)
+    return [
+        gr.update(choices=list(family.schedulers)),
+        gr.update(visible="shift" in family.takes),
+        gr.update(visible=family.defaults.guidance_2 is not None),
+    ]
 
 
 def _normalised(context: Context, values: tuple[Any, ...]) -> Normalised:

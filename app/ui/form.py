@@ -7,7 +7,7 @@ comes back exactly as it was imported.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gradio as gr
@@ -26,6 +26,7 @@ NAMES = (
     "fps",
     "steps",
     "guidance",
+    "guidance_2",
     "seed_mode",
     "seed",
     "count",
@@ -36,8 +37,8 @@ NAMES = (
 """The fields in the order of their values; `FormFields.components` has the same order."""
 
 WHOLE = ("width", "height", "frames", "steps", "count")
-BROKEN = ("fps", "guidance", "shift")
-CARRIED = ("guidance_2", "image", "last_image", "loras", "accel")
+BROKEN = ("fps", "guidance", "guidance_2", "shift")
+CARRIED = ("image", "last_image", "loras", "accel")
 RANDOM, FIXED, REUSE = "Random", "Fixed", "Reuse"
 
 
@@ -70,7 +71,7 @@ def values_of(request: GenerationRequest) -> dict[str, Any]:
     defaults = family.defaults
     filled = {
         name: getattr(request, name) if getattr(request, name) is not None else getattr(defaults, name)
-        for name in ("negative_prompt", "width", "height", "frames", "fps", "steps", "guidance", "scheduler", "shift")
+        for name in (one.name for one in fields(defaults))
     }
     data = request.model_dump(mode="json", include=set(CARRIED), exclude_defaults=True)
     values = {
@@ -88,8 +89,9 @@ def values_of(request: GenerationRequest) -> dict[str, Any]:
 def request_of(values: dict[str, Any]) -> GenerationRequest:
     """The request that these values ask for. Raises UsageError naming the field."""
     data: dict[str, Any] = {"model": values["model"], "prompt": values["prompt"] or ""}
-    if values["negative_prompt"]:
-        data["negative_prompt"] = values["negative_prompt"]
+    # An emptied field says something where the model would put its own words into it.
+    if values["negative_prompt"] or family_for(values["model"]).defaults.negative_prompt:
+        data["negative_prompt"] = values["negative_prompt"] or ""
     if values["scheduler"]:
         data["scheduler"] = values["scheduler"]
     for name in WHOLE:

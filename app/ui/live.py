@@ -207,7 +207,7 @@ def _settings(request: GenerationRequest) -> str:
     frames, steps = plural(int(request.frames or 0), "frame"), plural(int(request.steps or 0), "step")
     return (
         f"{request.width}×{request.height} · {frames} at {request.fps:g} fps · {steps} · "
-        f"guidance {request.guidance:g} · seed {request.seed}"
+        f"guidance {request.guidance_text} · seed {request.seed}"
     )
 
 

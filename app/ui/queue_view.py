@@ -244,7 +244,7 @@ def _facts_table(job: Job) -> str:
     rows = [
         ("Model", request.model),
         ("Clip", facts(request)),
-        ("Guidance", f"{request.guidance:g}, scheduler {request.scheduler}" if request.guidance is not None else ""),
+        ("Guidance", f"{request.guidance_text}; scheduler {request.scheduler}" if request.guidance is not None else ""),
         ("Not in it", request.negative_prompt or ""),
         ("Made" if job.result else "Ended", clock(job.ended) if job.ended else ""),
     ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from app.errors import UsageError
 from app.models import family_for
 from app.request import MAX_SEED, AccelPreferences, GenerationRequest, Lora
+from app.ui.create import _defaults_of, _possible
 from app.ui.form import FIXED, NAMES, RANDOM, request_of, values_of
 from app.ui.saved import _fits, restored
 
@@ -55,6 +56,34 @@ def test_a_request_comes_back_as_it_went_in(request: GenerationRequest) -> None:
     }
     expected = request.model_copy(update={**open_fields, "negative_prompt": request.negative_prompt or None})
     assert back == expected
+
+
+@given(st.none() | st.floats(0, 20), st.none() | WORDS)
+def test_a_second_guidance_and_an_emptied_negative_prompt_come_back(second: float | None, words: str | None) -> None:
+    asked = GenerationRequest(model="wan2.2-t2v-a14b", guidance_2=second, negative_prompt=words)
+    defaults = family_for(asked.model).defaults
+    back = request_of(through_a_browser(values_of(asked)))
+    assert back.guidance_2 == (defaults.guidance_2 if second is None else second)
+    assert back.negative_prompt == (defaults.negative_prompt if words is None else words)
+
+
+def test_another_model_brings_its_own_values_and_leaves_ones_own_words() -> None:
+    before = values_of(GenerationRequest(prompt="a ball", seed=5, steps=3))
+    after = dict(zip(NAMES, _defaults_of("wan2.2-t2v-a14b", *before.values()), strict=True))
+    own = family_for("wan2.2-t2v-a14b").defaults
+    assert (after["prompt"], after["seed"], after["steps"], after["guidance_2"]) == ("a ball", "5", 40, 3.0)
+    assert after["negative_prompt"] == own.negative_prompt
+    again = dict(zip(NAMES, _defaults_of("starter", *after.values()), strict=True))
+    assert (again["negative_prompt"], again["guidance_2"]) == ("", None)
+    mine = before | {"negative_prompt": "fog"}
+    assert dict(zip(NAMES, _defaults_of("wan2.2-t2v-a14b", *mine.values()), strict=True))["negative_prompt"] == "fog"
+
+
+def test_only_what_the_model_takes_can_be_chosen() -> None:
+    scheduler, shift, second = _possible("wan2.2-t2v-a14b")
+    assert (scheduler["choices"], shift["visible"], second["visible"]) == (["unipc", "euler"], True, True)
+    scheduler, shift, second = _possible("ltx-2b-0.9.5")
+    assert (scheduler["choices"], shift["visible"], second["visible"]) == (["euler"], False, False)
 
 
 def test_an_empty_field_means_the_models_default() -> None:
