@@ -22,12 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.finite import NonFiniteError, check_frames
+from app import loras
 from app.engine import acceleration, loading
 from app.engine.calling import arguments_for, scheduler_for, to_frames
+from app.engine.latents import Layout
+from app.engine.loras import Adapters
 from app.engine.pictures import Given, given
 from app.engine.preview import LatentColours
 from app.engine.watcher import Stop, Watcher
 from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
+from app.loras import LoraFile
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home
@@ -69,6 +73,7 @@ class _Loaded:
     pipeline: Any
     scheduler_config: dict[str, Any]
     engaged: acceleration.Engaged
+    adapters: Adapters
     colours: LatentColours | None = None
 
 
@@ -138,8 +143,9 @@ class Engine:
     ) -> Clip:
         family = family_for(request.model)
         normalised, pictures = given(family.normalise(request), self._home)
+        files = loras.files_for(request, family, self._home)
         request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
-        run = _Run(request, family, StageClock(), on_progress, should_stop, previews, pictures)
+        run = _Run(request, family, StageClock(), on_progress, should_stop, previews, pictures, files)
         run.clock.expect(expected)
         run.clock.enter("loading")
         run.tell()
@@ -151,7 +157,9 @@ class Engine:
         run.tell()
         failure: KinetileError | None = None
         try:
-            frames, report = self._frames(self._ready(key, decision, run), run)
+            loaded = self._ready(key, decision, run)
+            left_out = loaded.adapters.use(files, run.check_stop)
+            frames, report = self._frames(loaded, run)
         except Stop:
             failure = Cancelled(f"Stopped while {run.place()}.")
         except KinetileError:
@@ -167,8 +175,10 @@ class Engine:
         tokens = normalised.prompt_tokens
         counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
         fps = float(request.fps or family.defaults.fps)
-        files = pictures.as_files()
-        return Clip(frames, fps, request, normalised.adjustments, decision.data, report, timings, counts, files)
+        if files:
+            report["loras"] = loaded.adapters.report()
+        adjustments, carried = (*normalised.adjustments, *left_out), pictures.as_files()
+        return Clip(frames, fps, request, adjustments, decision.data, report, timings, counts, carried)
 
     def _expect(
         self, clock: StageClock, key: tuple[Any, ...], kind: tuple[Any, ...], expected: Mapping[str, float]
@@ -187,7 +197,8 @@ class Engine:
         assert run.family.folder is not None, "decide refuses a model that is not on this machine"
         pipeline = loading.load_pipeline(run.family.folder, decision.dtypes, run.on_component)
         engaged = acceleration.engage(pipeline, decision)
-        self._loaded = _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged)
+        adapters = Adapters(pipeline, run.family.title)
+        self._loaded = _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged, adapters)
         return self._loaded
 
     def _frames(self, loaded: _Loaded, run: "_Run") -> tuple[Frames, dict[str, Any]]:
@@ -230,6 +241,7 @@ class Engine:
             backends=backends,
             called_back=run.family.callback,
             first=run.pictures.first,
+            layout=run.layout(pipeline.vae) if run.previews else None,
         )
         clock.enter("text")
         run.tell()
@@ -283,10 +295,17 @@ class _Run:
     should_stop: ShouldStop | None
     previews: bool
     pictures: Given
+    loras: tuple[LoraFile, ...] = ()
 
     @property
     def steps(self) -> int:
         return int(self.request.steps or self.family.defaults.steps)
+
+    def layout(self, vae: Any) -> Layout | None:
+        """How this clip's latents are to be read."""
+        return Layout.of(
+            vae, int(self.request.width or 0), int(self.request.height or 0), int(self.request.frames or 0)
+        )
 
     def tell(self) -> None:
         if self.on_progress is not None:
@@ -297,6 +316,9 @@ class _Run:
             self.clock.enter("loading", of)
         self.clock.advance(done)
         self.tell()
+        self.check_stop()
+
+    def check_stop(self) -> None:
         if self.should_stop is not None and self.should_stop():
             raise Stop
 

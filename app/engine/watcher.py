@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.finite import check_latents
+from app.engine.latents import Layout
 from app.engine.preview import CleanEstimate, LatentColours
 from app.progress import Progress, StageClock
 
@@ -46,9 +47,10 @@ class Watcher:
         backends: str = "",
         called_back: bool = True,
         first: Any = None,
+        layout: Layout | None = None,
     ) -> None:
         """`called_back`: whether the pipeline calls `step_end`; if not, its scheduler's steps are counted. `first`: the
-        picture (PIL) that the clip begins with.
+        picture (PIL) that the clip begins with. `layout`: how previews read the latents; None: no previews.
         """
         self._pipeline, self._clock, self._steps = pipeline, clock, steps
         self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
@@ -58,6 +60,7 @@ class Watcher:
         self._backends = backends
         self._frames_begun = 0
         self._called_back = called_back
+        self._layout = layout
         # Such pipelines put the first picture's latents in by themselves, and never denoise those of the callback.
         self._first = first if getattr(pipeline.config, "expand_timesteps", False) else None
 
@@ -159,11 +162,11 @@ class Watcher:
             return None
         clean = self._estimate.after_step(index, latents)
         moment = time.monotonic()
-        if clean is None or clean.ndim != 5 or moment - self._last_preview < _PREVIEW_SECONDS:
+        if clean is None or self._layout is None or moment - self._last_preview < _PREVIEW_SECONDS:
             return None
         self._last_preview = moment
         colours = self._colours()
-        return None if colours is None else self._begun_with_first(colours.picture(clean))
+        return None if colours is None else self._begun_with_first(colours.picture(self._layout.as_clip(clean)))
 
     def _begun_with_first(self, preview: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         if self._first is not None:

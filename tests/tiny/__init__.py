@@ -29,6 +29,7 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "cogvideox-5b": cogvideox.t2v_5b,
     "cogvideox-i2v": cogvideox.i2v,
     "cogvideox-15": cogvideox.t2v_15,
+    "cogvideox-15-i2v": cogvideox.i2v_15,
     "mochi": mochi.t2v,
     "skyreels": skyreels.t2v,
     "skyreels-forcing": skyreels.forcing,

@@ -33,16 +33,26 @@ def t2v_5b() -> Any:
     return t2v(rotary=True)
 
 
-def i2v() -> Any:
+def i2v(**more: Any) -> Any:
     """CogVideoX-5B-I2V."""
     from diffusers import CogVideoXDPMScheduler, CogVideoXImageToVideoPipeline
 
     transformer = _transformer(
-        in_channels=32, use_rotary_positional_embeddings=True, use_learned_positional_embeddings=True
+        **{
+            "in_channels": 32,
+            "use_rotary_positional_embeddings": True,
+            "use_learned_positional_embeddings": not more,
+            **more,
+        }
     )
     return CogVideoXImageToVideoPipeline(
         text.t5_tokenizer(226), text.t5_encoder(), _vae(), transformer, CogVideoXDPMScheduler(**_SCHEDULE)
     )
+
+
+def i2v_15() -> Any:
+    """CogVideoX1.5-5B-I2V."""
+    return i2v(patch_size_t=2, patch_bias=False, ofs_embed_dim=8)
 
 
 def t2v_15() -> Any:

@@ -64,7 +64,7 @@ def t2v_15() -> Any:
         rope_axes_dim=(8, 12, 12),
         task_type="t2v",
     ).eval()
-    vae = AutoencoderKLHunyuanVideo15(block_out_channels=(8, 8, 8, 16, 32), layers_per_block=1).eval()
+    vae = AutoencoderKLHunyuanVideo15(block_out_channels=(8, 8, 8, 16, 64), layers_per_block=1).eval()
     return HunyuanVideo15Pipeline(
         text.qwen_encoder(),
         text.qwen_tokenizer(),

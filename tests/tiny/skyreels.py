@@ -32,7 +32,7 @@ def i2v() -> Any:
     return SkyReelsV2ImageToVideoPipeline(
         text.t5_tokenizer(),
         text.umt5_encoder(),
-        text.image_encoder(),
+        text.image_encoder(projected=True),
         text.image_processor(),
         transformer,
         wan.vae(),

@@ -82,11 +82,11 @@ _T5: dict[str, Any] = {
 }
 
 
-def image_encoder() -> Any:
-    """The picture encoder of Wan 2.1's image-to-video models."""
-    from transformers import CLIPVisionConfig, CLIPVisionModel
+def image_encoder(projected: bool = False) -> Any:
+    """The picture encoder of Wan 2.1's image-to-video models; `projected`: as SkyReels V2's indexes name it."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithProjection
 
-    return CLIPVisionModel(
+    return (CLIPVisionModelWithProjection if projected else CLIPVisionModel)(
         CLIPVisionConfig(
             hidden_size=WIDTH,
             intermediate_size=64,

@@ -2,6 +2,7 @@
 means.
 """
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from app.engine.latents import normalised
 from app.engine.preview import CleanEstimate, LatentColours
+from tests import tiny
 from tests.app.tiny import build_tiny_pipeline
 
 
@@ -52,6 +55,80 @@ def test_flow_matching_estimate_follows_from_two_latents() -> None:
         error = float((found - truth.clean).abs().max())
         print("max error", error)
         assert error < 1e-5
+
+
+def test_a_schedule_from_0_to_1_ends_at_1() -> None:
+    """Mochi's: x = s x0 + (1 - s) noise, so the velocity is x0 - noise."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    truth = TrueDenoiser()
+    scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
+    _, *others = truth.estimates(scheduler, truth.clean - truth.noise, steps=5)
+    for found in others:
+        assert float((found - truth.clean).abs().max()) < 1e-5
+
+
+def test_dpm_solver_keeps_the_clean_estimate() -> None:
+    from diffusers import DPMSolverMultistepScheduler
+
+    truth = TrueDenoiser()
+    scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0)
+    for found in truth.estimates(scheduler, truth.noise - truth.clean, steps=4):
+        assert float((found - truth.clean).abs().max()) < 1e-2, "its first sigma is not quite 1"
+
+
+def test_frames_that_are_never_denoised_stay_in_the_estimate() -> None:
+    """SANA-Video's picture: its scheduler steps all latent frames but the first."""
+    from diffusers import DPMSolverMultistepScheduler
+
+    truth = TrueDenoiser()
+    scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    scheduler.set_timesteps(2)
+    estimate = CleanEstimate(scheduler)
+    later = scheduler.step((truth.noise - truth.clean)[:, :, 1:], scheduler.timesteps[0], truth.noise[:, :, 1:])[0]
+    found = estimate.after_step(0, torch.cat([truth.clean[:, :, :1], later], dim=2))
+    assert float((found - truth.clean).abs().max()) < 1e-2, "its first sigma is not quite 1"
+
+
+@pytest.mark.parametrize("kind", ["CogVideoXDDIMScheduler", "CogVideoXDPMScheduler"])
+def test_cogvideox_schedulers_tell_the_clean_estimate(kind: str) -> None:
+    import diffusers
+
+    truth = TrueDenoiser()
+    scheduler = getattr(diffusers, kind)(
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        snr_shift_scale=1.0,
+        timestep_spacing="trailing",
+        clip_sample=False,
+    )
+    scheduler.set_timesteps(6)
+    estimate, latents, old, before = CleanEstimate(scheduler), truth.noise.clone(), None, None
+    found = []
+    for index, timestep in enumerate(scheduler.timesteps):
+        share = scheduler.alphas_cumprod[timestep]
+        # the velocity that a model would give which knows the answer
+        noise = (latents - share**0.5 * truth.clean) / (1 - share) ** 0.5
+        velocity = share**0.5 * noise - (1 - share) ** 0.5 * truth.clean
+        if "DPM" in kind:
+            latents, old = scheduler.step(velocity, old, timestep, before, latents, return_dict=False)
+        else:
+            latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+        before = timestep
+        found.append(estimate.after_step(index, latents))
+    told = [one for one in found if one is not None]
+    assert len(told) >= 5
+    for one in told:
+        assert float((one - truth.clean).abs().max()) < 1e-3
+    assert {"eta", "generator"} <= set(inspect.signature(scheduler.step).parameters), "pipelines ask for these"
+
+
+def test_random_steps_tell_nothing() -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    truth = TrueDenoiser()
+    scheduler = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    assert truth.estimates(scheduler, truth.noise - truth.clean, steps=4) == [None] * 4
 
 
 def test_a_scheduler_that_tells_nothing_gives_no_picture() -> None:
@@ -100,6 +177,20 @@ def test_fit_on_a_real_vae_is_repeatable_and_leaves_random_numbers_alone() -> No
     latents = torch.randn(1, 8, 3, 2, 4, generator=torch.Generator().manual_seed(1))
     assert first.picture(latents).shape == (3, 8, 16, 3)
     assert np.array_equal(first.picture(latents), second.picture(latents))
+
+
+@pytest.mark.parametrize(
+    ("name", "dots"),
+    [("wan-t2v", 2), ("wan-ti2v", 4), ("ltx", 8), ("hunyuan", 2), ("hunyuan-15", 4), ("cogvideox-2b", 2), ("mochi", 2)],
+)
+def test_every_kind_of_vae_gets_colours(name: str, dots: int) -> None:
+    """One dot for 4 x 4 pixels of the clip."""
+    vae = tiny.build(name).vae
+    channels = vae.config.get("z_dim") or vae.config.latent_channels
+    latents = torch.randn(1, channels, 2, 3, 4, generator=torch.Generator().manual_seed(1))
+    picture = LatentColours.fit(vae).picture(latents)
+    assert picture.shape == (2, 3 * dots, 4 * dots, 3)
+    assert picture.std() > 1
 
 
 def test_fitted_once_then_kept_until_the_weights_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +249,7 @@ def test_starter_colours_explain_its_pictures() -> None:
     clip = preview._drawn_clip(np.random.default_rng(99))
     with torch.no_grad():
         pixels = torch.from_numpy(clip * 2 - 1).permute(3, 0, 1, 2)[None]
-        latents = preview._normalised(vae, vae.encode(pixels, return_dict=False)[0].mode())
+        latents = normalised(vae, vae.encode(pixels, return_dict=False)[0].mode())
     shown = colours.picture(latents)[0] / 255
     wanted = clip[0].reshape(shown.shape[0], 4, shown.shape[1], 4, 3).mean(axis=(1, 3))
     explained = 1 - ((shown - wanted) ** 2).mean() / ((wanted - wanted.mean(axis=(0, 1))) ** 2).mean()
