@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("between GPUs, waiting included", ("nccl",)),
     # the first that fits: an attention kernel's name holds its library's words for products too
     ("attention", ("flash", "fmha", "sdpa", "attention")),
     ("linears", ("gemm", "cutlass", "nvjet", "cublas", "xmma", "splitkreduce")),

@@ -168,6 +168,7 @@ CONTENDERS = {
             "sgl",
             preferences={"attention": "sgl_amx", "linear": "sgl_amx_bf16", "text_encoder_linear": "sgl_amx_bf16"},
         ),
+        Contender("fa3", preferences={"attention": "fa3", "linear": "stock", "compile": "no"}),
         Contender("fa3-fp8", preferences={"attention": "fa3_fp8"}),
         Contender("fp8", preferences={**FP8, "compile": "no"}),
         Contender("fp8-fused", preferences={**FP8, "compile": "fused"}),

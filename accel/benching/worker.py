@@ -12,6 +12,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,9 @@ class ShapeRunner(Runner):
         dtype = getattr(torch, self.settle(pipeline, size)[work.stage])
         models.fill(pipeline, work, dtype, self.device)
         self.install(pipeline)
-        arguments = models.inputs(work, cut, scale)
-        self.profiled = lambda: models.call(work, pipeline, arguments, dtype)
+        self.pipeline, self.arguments = pipeline, models.inputs(work, cut, scale)
+        self.call = partial(models.call, work, pipeline, dtype=dtype)
+        self.profiled = partial(self.call, self.arguments)
 
     def run(self) -> tuple[Times, Any]:
         start = time.perf_counter()

@@ -131,7 +131,7 @@ def gathered(x: torch.Tensor, group: Any) -> tuple[torch.Tensor, ...]:
     words = _words(x)
     parts = words.new_empty(dist.get_world_size(group), *words.shape)
     with told():
-        dist.all_gather_into_tensor(parts.flatten(0, 1), words, group)
+        dist.all_gather(list(parts.unbind()), words, group)
     return parts.view(x.dtype).unbind()
 
 

@@ -90,10 +90,8 @@ def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to itself
     with told():
         dist.init_process_group(_transport(device), timeout=timedelta(seconds=patience))
-    try:
-        yield Ranks(rank, count, device)
-    finally:
-        dist.destroy_process_group()
+    yield Ranks(rank, count, device)
+    dist.destroy_process_group()  # after an error it would wait for the others
 
 
 def _transport(device: torch.device) -> str:
