@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.finite import NonFiniteError, check_frames
-from app import loras
 from app.engine import acceleration, loading
 from app.engine.calling import arguments_for, scheduler_for, to_frames
 from app.engine.latents import Layout
@@ -31,7 +30,7 @@ from app.engine.pictures import Given, given
 from app.engine.preview import LatentColours
 from app.engine.watcher import Stop, Watcher
 from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
-from app.loras import LoraFile
+from app.loras import LoraFile, files_for
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home
@@ -143,7 +142,7 @@ class Engine:
     ) -> Clip:
         family = family_for(request.model)
         normalised, pictures = given(family.normalise(request), self._home)
-        files = loras.files_for(request, family, self._home)
+        files = files_for(request, family, self._home)
         request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
         run = _Run(request, family, StageClock(), on_progress, should_stop, previews, pictures, files)
         run.clock.expect(expected)
@@ -157,9 +156,7 @@ class Engine:
         run.tell()
         failure: KinetileError | None = None
         try:
-            loaded = self._ready(key, decision, run)
-            left_out = loaded.adapters.use(files, run.check_stop)
-            frames, report = self._frames(loaded, run)
+            frames, report = self._frames(self._ready(key, decision, run), run)
         except Stop:
             failure = Cancelled(f"Stopped while {run.place()}.")
         except KinetileError:
@@ -175,9 +172,8 @@ class Engine:
         tokens = normalised.prompt_tokens
         counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
         fps = float(request.fps or family.defaults.fps)
-        if files:
-            report["loras"] = loaded.adapters.report()
-        adjustments, carried = (*normalised.adjustments, *left_out), pictures.as_files()
+        report |= {"loras": run.acting} if run.acting else {}
+        adjustments, carried = (*normalised.adjustments, *run.left_out), pictures.as_files()
         return Clip(frames, fps, request, adjustments, decision.data, report, timings, counts, carried)
 
     def _expect(
@@ -190,16 +186,20 @@ class Engine:
         clock.expect(earlier)
 
     def _ready(self, key: tuple[Any, ...], decision: acceleration.Decision, run: "_Run") -> _Loaded:
-        """The pipeline for `key`, loaded and accelerated; another one in memory is freed first."""
-        if self._loaded is not None and self._loaded.key == key:
-            return self._loaded
-        self.close()
+        """The pipeline for `key`, accelerated, with the clip's LoRAs; another one in memory is freed first."""
+        if self._loaded is None or self._loaded.key != key:
+            self.close()
+            self._loaded = self._load(key, decision, run)
+        run.left_out = self._loaded.adapters.use(run.loras, run.check_stop)
+        run.acting = self._loaded.adapters.report()
+        return self._loaded
+
+    def _load(self, key: tuple[Any, ...], decision: acceleration.Decision, run: "_Run") -> _Loaded:
         assert run.family.folder is not None, "decide refuses a model that is not on this machine"
         pipeline = loading.load_pipeline(run.family.folder, decision.dtypes, run.on_component)
         engaged = acceleration.engage(pipeline, decision)
         adapters = Adapters(pipeline, run.family.title)
-        self._loaded = _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged, adapters)
-        return self._loaded
+        return _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged, adapters)
 
     def _frames(self, loaded: _Loaded, run: "_Run") -> tuple[Frames, dict[str, Any]]:
         """Frames and report; numbers that are none get one more try on the reference backends."""
@@ -296,6 +296,9 @@ class _Run:
     previews: bool
     pictures: Given
     loras: tuple[LoraFile, ...] = ()
+    acting: list[dict[str, Any]] = field(default_factory=list)
+    """What of the LoRAs acts, for the report."""
+    left_out: tuple[Adjustment, ...] = ()
 
     @property
     def steps(self) -> int:
