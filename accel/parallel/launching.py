@@ -48,7 +48,7 @@ def run_ranks(
         for rank, errors in enumerate(told):
             who = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(list(command), env=who, cwd=cwd, stderr=errors, stdin=subprocess.DEVNULL))
-        while any(rank.poll() is None for rank in ranks):
+        while _running(ranks):
             if any(rank.returncode for rank in ranks):
                 _wait(ranks, time.monotonic() + GRACE)
                 break
@@ -76,8 +76,13 @@ def _last_line(errors: IO[bytes]) -> str:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], until: float) -> None:
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
+    while _running(ranks) and time.monotonic() < until:
         time.sleep(PAUSE)
+
+
+def _running(ranks: Sequence[subprocess.Popen[bytes]]) -> bool:
+    """Asks every one of them, not only up to the first that runs: asking notes who has ended."""
+    return None in [rank.poll() for rank in ranks]
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -1,0 +1,167 @@
+"""What a rank of a test's job does, and writes: `python -m tests.accel.parallel.ranked FOLDER PATIENCE CASE ...`
+
+Each case computes the same model alone and shared, so that tests compare tensors of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel.backends import fa3_fp8
+from accel.install import install
+from accel.parallel.ranks import Ranks, Shared, joined
+from tests import builders
+from tests.emulators import sgl_kernel_cuda as emulator
+
+Found = dict[str, Any]
+
+
+def inputs(frames: int = 2, rows: int = 8, columns: int = 8, each: bool = False, batch: int = 1) -> dict[str, Any]:
+    """Arguments of one call, with frames * rows * columns / 4 tokens. each: a time for every token."""
+    draw = torch.Generator().manual_seed(5)
+    found = builders.wan_inputs(batch)
+    found["hidden_states"] = torch.randn(batch, 8, frames, rows, columns, generator=draw)
+    if each:
+        found["timestep"] = torch.rand(batch, frames * rows * columns // 4, generator=draw) * 900
+    return found
+
+
+def compare(model: Any, ranks: Ranks, given: dict[str, Any]) -> Found:
+    """One call alone and one shared."""
+    with torch.inference_mode():
+        alone = model(**given)[0]
+        with Shared(model, ranks, planned=False):
+            shared = model(**given)[0]
+        after = model(**given)[0]
+    assert torch.equal(after, alone)
+    return {"alone": alone, "shared": shared}
+
+
+def plain(ranks: Ranks) -> Found:
+    """float32 and stock attention, with heads that no number of ranks here divides."""
+    model = builders.wan_transformer(heads=5, head_dim=32)
+    cases = {
+        "even": inputs(),
+        "odd": inputs(3, 6, 10),
+        "odd, a time each": inputs(3, 6, 10, each=True),
+        "even, a time each, two items": inputs(each=True, batch=2),
+    }
+    found = {name: compare(model, ranks, given) for name, given in cases.items()}
+    assert vars(model.blocks[0].attn1.processor) == {}
+    return found
+
+
+def installed(ranks: Ranks) -> Found:
+    """With our attention installed."""
+    model = builders.wan_transformer(heads=4)
+    holder = builders.Holder(transformer=model)
+    put = install(holder, builders.plan(attention="sdpa"))
+    found = compare(model, ranks, inputs(3, 6, 10))
+    report = put.report()["attention"]["transformer"]
+    put.remove()
+    return {"sdpa": {**found, "calls": (report["served"], report["fallen_back"])}}
+
+
+def fused(ranks: Ranks) -> Found:
+    """bf16 with FP8 linears, fused passes and each attention, their kernels emulated."""
+    found: Found = {}
+    fa3_fp8.FEWEST_KEYS = 16
+    given = inputs(3, 6, 10, each=True)
+    given |= {name: given[name].bfloat16() for name in ("hidden_states", "encoder_hidden_states")}
+    for attention in ("sdpa", "fa3_fp8"):
+        for compile_ in ("no", "fused"):
+            model = builders.wan_transformer(heads=4, head_dim=64, layers=2, ffn=512)
+            plan = builders.plan(attention=attention, linear="fp8", dtype="bfloat16", compile=compile_)
+            with emulator.installed() as calls:
+                put = install(builders.Holder(transformer=model), plan)
+                found[f"{attention}, {compile_}"] = compare(model, ranks, given)
+                blocks = put.report()["blocks"].get("transformer", {"served": 0, "reasons": {}})
+                found[f"{attention}, {compile_}"] |= {
+                    "served": blocks["served"],
+                    "reasons": blocks["reasons"],
+                    # queries in FP8, by heads: all alone before and after, and this rank's own
+                    "eight_bit": [one["q"].shape[2] for one in calls if one["q"].dtype == torch.float8_e4m3fn],
+                }
+                put.remove()
+    return found
+
+
+def guided(ranks: Ranks) -> Found:
+    """Two calls a step, each computed by one half of the ranks."""
+    model = builders.wan_transformer(heads=4)
+    first, second = inputs(3, 6, 10), inputs(3, 6, 10)
+    second["encoder_hidden_states"] = -first["encoder_hidden_states"]
+    calls: list[int] = []
+    model.blocks[0].register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[1]))
+    paired = True
+    with torch.inference_mode():
+        alone = [model(**given)[0] for given in (first, second)]
+        calls.clear()
+        with Shared(model, ranks, planned=True, guided=lambda: paired) as shared:
+            got = [[model(**given)[0] for given in (first, second)] for _ in range(2)]
+            assert len(calls) == 2, "half of the four calls are another's"
+            model(**first)
+            shared.reset()  # a clip that was stopped between the two
+            got.append([model(**{**given, "return_dict": True}).sample for given in (first, second)])
+            paired = False
+            single = model(**first)[0]
+        assert torch.equal(model(**first)[0], alone[0])
+    return {
+        "first": {"alone": torch.stack(3 * [alone[0]]), "shared": torch.stack([pair[0] for pair in got])},
+        "second": {"alone": torch.stack(3 * [alone[1]]), "shared": torch.stack([pair[1] for pair in got])},
+        "single": {"alone": alone[0], "shared": single},
+    }
+
+
+def clip(ranks: Ranks) -> Found:
+    """A whole guided clip of a pipeline."""
+    pipeline = builders.wan()
+    alone = builders.run_wan(pipeline)
+    with Shared(pipeline.transformer, ranks, planned=True, guided=lambda: bool(pipeline.do_classifier_free_guidance)):
+        shared = builders.run_wan(pipeline)
+    return {"clip": {"alone": torch.from_numpy(alone), "shared": torch.from_numpy(shared)}}
+
+
+def dies(ranks: Ranks) -> Found:
+    """The last rank ends in the middle of a forward."""
+    model = builders.wan_transformer(heads=4)
+    if ranks.rank == ranks.count - 1:
+        model.blocks[1].register_forward_pre_hook(lambda module, args: os._exit(7))
+    return compare_shared(model, ranks)
+
+
+def compare_shared(model: Any, ranks: Ranks) -> Found:
+    with torch.inference_mode(), Shared(model, ranks, planned=False):
+        model(**inputs())
+    return {}
+
+
+def waits(ranks: Ranks) -> Found:
+    """The last rank never comes."""
+    model = builders.wan_transformer(heads=4)
+    if ranks.rank == ranks.count - 1:
+        time.sleep(600)
+    return compare_shared(model, ranks)
+
+
+CASES: dict[str, Callable[[Ranks], Found]] = {
+    one.__name__: one for one in (plain, installed, fused, guided, clip, dies, waits)
+}
+
+
+def main(folder: str, patience: str, *cases: str) -> None:
+    torch.set_num_threads(1)
+    with joined(float(patience)) as ranks:
+        found = {case: CASES[case](ranks) for case in cases}
+        torch.save(found, Path(folder) / f"{ranks.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
