@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from app.errors import KinetileError, UsageError
-from app.models import all_families, family_for
+from app.errors import CannotRunError, KinetileError, UsageError
+from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.paths import Home
 from app.pictures import fitted
@@ -80,9 +80,13 @@ class Context:
         return gr.Tabs(selected="create")
 
     def specs(self, request: GenerationRequest, name: str = "", origin: str = "page") -> tuple[JobSpec, ...]:
-        """The clips that `request` asks for, under the stored preferences. Raises UsageError."""
+        """The clips that `request` asks for, under the stored preferences. Raises UsageError, CannotRunError
+        for a model that is not on this machine.
+        """
         wished = with_preferences(request, self.service.preferences())
         family = family_for(wished.model)
+        if why := sources.why_not_here(family):
+            raise CannotRunError(why)
         made = []
         for one in wished.expand():
             normalised = fitted(family.normalise(one), self.home)

@@ -14,11 +14,12 @@ from app.console import duration
 from app.errors import KinetileError, UsageError
 from app.models import all_families, family_for
 from app.models.base import Normalised
+from app.pictures import fitted
 from app.presets import encode_code
 from app.request import GenerationRequest
-from app.ui import create_endpoints
+from app.ui import brought, create_endpoints
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
-from app.ui.form import FIXED, NAMES, RANDOM, REUSE, values_of
+from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
 from app.ui.rows import HEARD
 from app.ui.saved import restored
@@ -55,7 +56,9 @@ def _form(context: Context) -> dict[str, Any]:
     defaults = values_of(GenerationRequest(model=context.families[0].name))
     families = [(family.title, family.name) for family in context.families]
     aspect, quality = choice_of(context.families[0], defaults["width"], defaults["height"])
-    made: dict[str, Any] = {"model": gr.Dropdown(families, value=defaults["model"], label="Model", filterable=False)}
+    # a repository or folder that was chosen under Models is none of the choices
+    model = gr.Dropdown(families, value=defaults["model"], label="Model", filterable=False, allow_custom_value=True)
+    made: dict[str, Any] = {"model": model}
     made["prompt"] = gr.Textbox(
         label="Prompt", lines=3, max_lines=8, placeholder="a yellow rocket flies over a green hill", elem_id="kt-prompt"
     )
@@ -91,6 +94,7 @@ def _form(context: Context) -> dict[str, Any]:
             made["guidance_2"] = gr.Number(
                 defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
             )
+        made |= brought.build(context, defaults)
         made["carried"] = gr.Textbox("", label="Taken over from a preset", max_lines=3, interactive=True)
     with gr.Column(elem_classes=["kt-go"]):
         made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)
@@ -160,7 +164,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
     gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **HEARD)
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **HEARD)
-    by_model = [parts["scheduler"], parts["shift"], parts["guidance_2"]]
+    by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras")]
     parts["model"].change(told(_possible), [parts["model"]], by_model, **HEARD)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
@@ -194,35 +198,38 @@ def _sized(model: str, aspect: str, quality: str) -> list[Any]:
 
 
 def _defaults_of(model: str, *values: Any) -> list[Any]:
-    """Another model: its own sizes and steps, the words and the seed stay."""
+    """Another model: its own sizes and steps; the words, the seed and pictures that it can use stay."""
     kept = dict(zip(NAMES, values, strict=True))
     fresh = values_of(GenerationRequest(model=model))
     words = ("prompt", "negative_prompt", "seed_mode", "seed", "count")
     if kept["negative_prompt"] in {family.defaults.negative_prompt for family in all_families()}:
         kept["negative_prompt"] = fresh["negative_prompt"]  # nobody's own words
-    return [kept[name] if name in words else fresh[name] for name in NAMES]
+    stays = {*words, *(name for name in PICTURES if name in family_for(model).takes)}
+    return [kept[name] if name in stays else fresh[name] for name in NAMES]
 
 
 def _possible(model: str) -> list[Any]:
-    """What can be chosen of scheduler, shift and second guidance."""
+    """What can be chosen of scheduler, shift and second guidance, and which of pictures and LoRAs can be given."""
     family = family_for(model)
     return [
         gr.update(choices=list(family.schedulers)),
         gr.update(visible="shift" in family.takes),
         gr.update(visible=family.defaults.guidance_2 is not None),
+        *brought.possible(family),
     ]
 
 
 def _normalised(context: Context, values: tuple[Any, ...]) -> Normalised:
     request = context.form.read(*values)
-    return family_for(request.model).normalise(request)
+    return fitted(family_for(request.model).normalise(request), context.home)
 
 
 def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
     """What the model makes of the form: the prompt's tokens, the length and what is adjusted; aspect and quality."""
     named = dict(zip(NAMES, values, strict=True))
-    choice = choice_of(family_for(named["model"]), named["width"], named["height"])
+    choice: list[Any] = [gr.skip(), gr.skip()]
     try:
+        choice = list(choice_of(family_for(named["model"]), named["width"], named["height"]))
         made = _normalised(context, values)
     except KinetileError as error:
         return [gr.skip(), _problem(error), *choice]

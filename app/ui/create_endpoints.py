@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app import catalogue
 from app.models import family_for
 from app.pictures import fitted
 from app.plain import to_data
@@ -36,14 +37,18 @@ def add(context: Context) -> None:
         }
 
     def models() -> list[dict[str, Any]]:
-        """The models that clips can be made with, with their rules and defaults."""
+        """The models that clips can be made with: their rules and defaults, and what of them is on this machine."""
         return [
             {
                 "name": family.name,
                 "title": family.title,
                 "summary": family.summary,
                 "licence": family.licence,
-                "here": family.folder is not None and family.folder.is_dir(),
+                "here": (found := catalogue.listed(family)).state == "here",
+                "state": found.state,
+                "repo": found.repo,
+                "download": found.download,
+                "problems": list(found.problems),
                 "defaults": to_data(family.defaults),
                 "rules": to_data(family.rules),
                 "token_limit": family.token_limit,

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.ui import accelerate, create, presets, queue
+from app.ui import accelerate, create, models, presets, queue
 from app.ui.context import QUICK, Context
 from app.ui.live import Live
 from app.ui.theme import VARIABLES, theme
@@ -16,6 +16,7 @@ ASSETS = Path(__file__).parent / "assets"
 TABS = (
     ("queue", "Queue and history", queue),
     ("presets", "Presets", presets),
+    ("models", "Models", models),
     ("accelerate", "Accelerate", accelerate),
 )
 _HEADER = '<h1 class="kt-name-of-app">Kinetile</h1><span id="kt-header-machine"></span>'

@@ -1,0 +1,72 @@
+"""The Models tab as markup: every model with its licence, size and state, and how far a fetch is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.catalogue import Listed, download_text
+from app.fetching import Fetching
+from app.ui.context import bytes_text, escaped, sentences_html
+from app.ui.rows import button
+
+ABOUT = (
+    "Nothing is fetched before you press a button here, and nothing else asks another machine for anything. Models "
+    "come from Hugging Face into its usual cache, shared with other programs; a fetch that ends goes on where it was."
+)
+WORDS = {"here": "on this machine", "partly": "partly on this machine", "not here": "not on this machine"}
+
+
+def panel_html(state: Fetching) -> str:
+    """How far the fetch is, or how the last one ended."""
+    if not state.is_over:
+        percent = round(state.progress.fraction * 100)
+        return (
+            f'<div class="kt-measuring" data-number="{state.number}"><div class="kt-now">'
+            f'<span class="kt-name">{escaped(state.title)}</span>'
+            f'<span class="kt-state" role="status">{escaped(progress_words(state))}</span>'
+            f'<span class="kt-bar" role="progressbar" aria-label="Fetching {escaped(state.title)}" '
+            f'aria-valuenow="{percent}"><i style="width: {percent}%"></i></span></div>{button("Stop", "stop")}</div>'
+        )
+    if state.state == "done":
+        return f'<p class="kt-said" role="status">{escaped(state.title)} is on this machine now.</p>'
+    return sentences_html([state.error], "bad" if state.state == "failed" else "note") if state.error else ""
+
+
+def progress_words(state: Fetching) -> str:
+    """How far it is, in words: "12%, 3.1 GiB of 28.4 GiB, 12 MiB/s, about 34:10 min left"."""
+    share = f"{state.progress.fraction:.0%}, " if state.progress.total else ""
+    return share + state.progress.sentence()
+
+
+def list_html(rows: Sequence[Listed], state: Fetching) -> str:
+    """Every model, with what can be done with it."""
+    return f'<ul class="kt-list">{"".join(_row(row, state) for row in rows)}</ul>'
+
+
+def _row(row: Listed, state: Fetching) -> str:
+    facts = [row.licence, *([f"{download_text(row)} to fetch"] if row.download else []), row.repo]
+    said = " · ".join(escaped(fact) for fact in facts if fact)
+    lacks = sentences_html([row.remedy]) if row.state == "partly" else ""
+    return (
+        f'<li class="kt-item"><div class="kt-what"><span class="kt-name">{escaped(row.title)}</span>'
+        f'<span class="kt-quiet">{escaped(row.summary)}</span><span class="kt-facts">{said}</span>{lacks}</div>'
+        f'<span class="kt-state">{escaped(_state(row))}</span>'
+        f'<div class="kt-buttons">{_buttons(row, state)}</div></li>'
+    )
+
+
+def _state(row: Listed) -> str:
+    if row.state == "partly" and row.fetched:
+        of = f" of {bytes_text(row.download)}" if row.download else ""
+        return f"{WORDS[row.state]}, {bytes_text(row.fetched)}{of}"
+    return WORDS[row.state]
+
+
+def _buttons(row: Listed, state: Fetching) -> str:
+    if row.state == "here":
+        return button("Use in Create", "use", f"Use {row.title} in Create", event="apply", name=row.name)
+    if not row.repo:
+        return ""
+    busy = not state.is_over
+    text = "Fetch the rest" if row.state == "partly" else "Fetch"
+    return button(text, "fetch", f"{text}: {row.title}", disabled=busy, name=row.name)

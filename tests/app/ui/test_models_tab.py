@@ -1,0 +1,173 @@
+"""Models: what is here is told, the rest is fetched by a button, watched, stopped; in a browser, with a small hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import catalogue
+from app.errors import CannotRunError
+from app.fetching import Fetching
+from app.models import all_families
+from app.models.sources.fetching import FetchProgress
+from app.models.starter import STARTER
+from app.paths import Home
+from app.request import GenerationRequest
+from app.ui.context import Context
+from app.ui.models import _Tab, written
+from app.ui.models_view import list_html, panel_html
+from tests.app.models.sources.conftest import cache, hub  # noqa: F401
+from tests.app.models.sources.fake_hub import Hub
+from tests.app.services import until
+from tests.app.tiny import save_tiny_pipeline
+from tests.app.ui.desk import Desk
+from tests.app.ui.serving import Served, serving
+from tests.app.ui.tab import PATIENCE, Tab
+from tests.app.ui.test_create_endpoints import ended
+from tests.app.ui.test_queue_view import Reader
+
+RUNNING = Fetching(2, "wan", "<Wan>", "running", FetchProgress("downloading", 2**30, 2**32, 2.0**23, 384.0))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(Home(tmp_path)) as made:
+        yield made
+
+
+# -- markup --
+
+
+def test_how_a_fetch_stands_is_told_and_escaped() -> None:
+    running = Reader(panel_html(RUNNING)).text
+    assert "<Wan>" in running
+    assert "25%, 1.0 GiB of 4.0 GiB, 8 MiB/s, about 6:24 min left" in running
+    assert "Stop" in running
+    assert "<Wan> is on this machine now." in Reader(panel_html(replace(RUNNING, state="done"))).text
+    failed = Reader(panel_html(replace(RUNNING, state="failed", error="<The disk is full.>"))).text
+    assert failed.strip() == "<The disk is full.>"
+    assert panel_html(Fetching()) == ""
+
+
+def test_each_model_offers_what_can_be_done_with_it() -> None:
+    here = catalogue.listed(STARTER)
+    away = replace(here, name="a", title="<A>", state="not here", repo="x/a", download=2**31, source="unverified")
+    partly = replace(
+        away, name="p", title="P", state="partly", fetched=2**30, remedy="P is not whole (vae/x is missing)"
+    )
+    page = Reader(list_html([here, away, partly], Fetching())).text
+    for says in (
+        "on this machine", "Use in Create", "<A>", "about 2.0 GiB to fetch", "x/a", "not on this machine", "Fetch",
+        "partly on this machine, 1.0 GiB of 2.0 GiB", "Fetch the rest", "P is not whole (vae/x is missing)",
+    ):  # fmt: skip
+        assert says in page
+    busy = list_html([away], RUNNING)
+    assert 'aria-disabled="true"' in busy
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (" hf:a/b ", "hf:a/b"),
+        ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "hf:Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
+        ("https://huggingface.co/a/b/tree/main", "hf:a/b"),
+        ("https://huggingface.co/a/b", "hf:a/b"),
+        ("starter", "starter"),
+        ("/models/a", "/models/a"),
+        ("", ""),
+    ],
+)
+def test_what_is_typed_is_read_as_people_write_it(typed: str, meant: str) -> None:
+    assert written(typed) == meant
+
+
+# -- behind it --
+
+
+def test_a_model_that_is_not_here_is_refused_before_it_is_queued(desk: Desk) -> None:
+    away = next(family for family in all_families() if family.repos)
+    with pytest.raises(CannotRunError, match=f"--fetch {away.name}"):
+        Context(desk, desk.home).specs(GenerationRequest(model=away.name, prompt="a ball"))
+    assert desk.snapshot().waiting == ()
+
+
+def test_the_list_changes_with_the_fetch_only(desk: Desk) -> None:
+    tab = _Tab(Context(desk, desk.home))
+    seen = tab.show()[0]
+    assert all(update.get("__type__") == "update" for update in tab.refresh(seen))
+    desk.fetch("wan2.1-t2v-1.3b")
+    assert "wan2.1-t2v-1.3b" in tab.refresh(seen)[1]
+    assert tab.progress()["over"] is False
+    tab.stop()
+    assert tab.progress()["over"] is True
+
+
+# -- a page of its own --
+
+
+@pytest.fixture
+def served(hub: Hub, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
+    """A page of its own, whose hub holds the tiny pipeline."""
+    folder = save_tiny_pipeline(tmp_path / "tiny")
+    hub.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with serving(tmp_path / "home") as made:
+        yield made
+
+
+def test_a_program_fetches_a_model_and_makes_a_clip_of_it(served: Served, hub: Hub) -> None:  # noqa: F811
+    client = served.client()
+    with pytest.raises(Exception, match="is no repository"):
+        client.predict("hf:nonsense", api_name="/fetch")
+    wanted = {"model": f"hf:{hub.repo}", "prompt": "a ball", "width": 64, "height": 32, "frames": 5, "steps": 1}
+    with pytest.raises(Exception, match=f"--fetch hf:{hub.repo}"):
+        client.predict(wanted, api_name="/generate")
+    assert client.predict(hub.repo, api_name="/fetch") == 1
+    state = until(lambda: now if (now := client.predict(api_name="/fetching"))["state"] != "running" else None)
+    assert (state["state"], state["error"]) == ("done", "")
+    assert state["progress"]["done"] == state["progress"]["total"] > 0
+    (job,) = client.predict(wanted, api_name="/generate")
+    assert ended(client, job["id"])["state"] == "done"
+    (first, *_) = client.predict(api_name="/models")
+    assert (first["name"], first["here"], first["state"]) == ("starter", True, "here")
+
+
+@pytest.fixture
+def page(served: Served, chromium: Any) -> Iterator[Tab]:
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    yield Tab(context.new_page(), served.url).open()
+    context.close()
+
+
+def test_a_repository_is_fetched_stopped_fetched_on_and_used(page: Tab, hub: Hub) -> None:  # noqa: F811
+    hub.delay, hub.piece = 0.2, 3_000
+    page.show("Models")
+    page.page.locator("#kt-models").get_by_text("Starter", exact=True).wait_for()
+    page.page.locator("#kt-other-model textarea, #kt-other-model input").fill(hub.repo)
+    page.page.locator("#kt-fetch-model").click()
+    bar = page.page.locator("#kt-fetch").get_by_role("progressbar")
+    bar.wait_for(timeout=PATIENCE)
+    page.page.wait_for_function(
+        "() => Number(document.querySelector('#kt-fetch [role=progressbar]')?.getAttribute('aria-valuenow')) > 0",
+        timeout=PATIENCE,
+    )
+    page.page.locator("#kt-fetch").get_by_role("button", name="Stop").click()
+    page.page.locator("#kt-fetch").get_by_text("is kept, and the next fetch goes on there").wait_for(timeout=PATIENCE)
+
+    hub.delay = 0.0
+    page.page.locator("#kt-fetch-model").click()
+    page.page.locator("#kt-fetch").get_by_text("is on this machine now").wait_for(timeout=PATIENCE)
+    page.page.locator("#kt-use-model").click()
+    page.page.wait_for_function(
+        f"() => document.querySelector('.kt-request input')?.value === {json.dumps('hf:' + hub.repo)}", timeout=PATIENCE
+    )
+    page.fill(Prompt="a ball", Width=64, Height=32, Frames=5, Steps=1)
+    page.page.locator("#kt-generate").click()
+    page.page.locator("#kt-stage video").first.wait_for(timeout=PATIENCE)
+    assert page.errors == []
+    outside = [url for url in page.requests if not url.startswith((page.url, "data:", "blob:"))]
+    assert outside == []
