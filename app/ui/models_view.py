@@ -44,7 +44,12 @@ def list_html(rows: Sequence[Listed], state: Fetching) -> str:
 
 
 def _row(row: Listed, state: Fetching) -> str:
-    facts = [row.licence, *([f"{download_text(row)} to fetch"] if row.download else []), row.repo]
+    size = ""
+    if row.state == "here":
+        size = f"{bytes_text(row.fetched)} on the disk" if row.fetched else ""
+    elif row.download:
+        size = f"{download_text(row)} to fetch"
+    facts = [row.licence, size, row.repo]
     said = " · ".join(escaped(fact) for fact in facts if fact)
     lacks = sentences_html([row.remedy]) if row.state == "partly" else ""
     return (
