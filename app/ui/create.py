@@ -48,6 +48,7 @@ def build(context: Context, live: Live) -> TabParts:
     store = gr.BrowserState(None, storage_key=STORE, secret=STORE)
     _connect(context, parts, stage, store)
     create_endpoints.add(context)
+    brought.add_endpoints_for(context)
     return TabParts()
 
 
@@ -64,6 +65,7 @@ def _form(context: Context) -> dict[str, Any]:
     )
     made["tokens"] = gr.HTML("", elem_id="kt-tokens", apply_default_css=False)
     made["negative_prompt"] = gr.Textbox(label="Negative prompt", lines=1, max_lines=4, elem_id="kt-negative")
+    made |= brought.picture_fields(context, defaults)
     with gr.Row(elem_classes=["kt-fields", "kt-size"]):
         made["aspect"] = gr.Dropdown([*ASPECTS, CUSTOM], value=aspect, label="Aspect", min_width=80, filterable=False)
         made["quality"] = gr.Dropdown(
@@ -94,7 +96,7 @@ def _form(context: Context) -> dict[str, Any]:
             made["guidance_2"] = gr.Number(
                 defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
             )
-        made |= brought.build(context, defaults)
+        made["loras"] = brought.loras_field(context, defaults)
         made["carried"] = gr.Textbox("", label="Taken over from a preset", max_lines=3, interactive=True)
     with gr.Column(elem_classes=["kt-go"]):
         made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)

@@ -1,7 +1,7 @@
 """The Create form: its fields by name, a request from their values, and their values from a request.
 
-What has no field of its own (LoRAs, pictures, accelerators asked for) travels in `carried` as JSON, so that a preset
-comes back exactly as it was imported.
+What has no field of its own (accelerators asked for) travels in `carried` as JSON, so that a preset comes back exactly
+as it was imported.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ NAMES = (
     "count",
     "scheduler",
     "shift",
+    "image",
+    "last_image",
+    "loras",
     "carried",
 )
 """The fields in the order of their values; `FormFields.components` has the same order."""
 
 WHOLE = ("width", "height", "frames", "steps", "count")
 BROKEN = ("fps", "guidance", "guidance_2", "shift")
-CARRIED = ("image", "last_image", "loras", "accel")
+PICTURES = ("image", "last_image")
+CARRIED = ("accel",)
 RANDOM, FIXED, REUSE = "Random", "Fixed", "Reuse"
 
 
@@ -81,6 +85,8 @@ def values_of(request: GenerationRequest) -> dict[str, Any]:
         "seed_mode": RANDOM if request.seed is None else FIXED,
         "seed": "" if request.seed is None else str(request.seed),
         "count": request.count,
+        **{name: getattr(request, name) or "" for name in PICTURES},
+        "loras": loras_text(request, family.name),
         "carried": json.dumps(data, ensure_ascii=False) if data else "",
     }
     return {name: values[name] for name in NAMES}
@@ -102,8 +108,25 @@ def request_of(values: dict[str, Any]) -> GenerationRequest:
             data[name] = float(values[name])
     if values["seed_mode"] != RANDOM:
         data["seed"] = _seed(values["seed"])
+    data |= {name: values[name] for name in PICTURES if values[name]}
+    data |= _loras(values["loras"])
     data |= _carried(values["carried"])
     return parse_request(data, "Create")
+
+
+def loras_text(request: GenerationRequest, model: str) -> str:
+    """The value of the field "loras": with the model's name, since that decides which there are to choose from."""
+    found = [one.model_dump(mode="json", exclude_defaults=True) for one in request.loras]
+    return json.dumps({"model": model, "loras": found}, ensure_ascii=False)
+
+
+def _loras(text: Any) -> dict[str, Any]:
+    try:
+        data = json.loads(text) if text else {}
+        found = data.get("loras") or []
+    except (ValueError, AttributeError):
+        raise UsageError("loras: what the page keeps of them can't be read any more; add them again.") from None
+    return {"loras": found} if found else {}
 
 
 def _whole(name: str, value: Any) -> int:

@@ -80,9 +80,9 @@ def test_another_model_brings_its_own_values_and_leaves_ones_own_words() -> None
 
 
 def test_only_what_the_model_takes_can_be_chosen() -> None:
-    scheduler, shift, second = _possible("wan2.2-t2v-a14b")
+    scheduler, shift, second, *_ = _possible("wan2.2-t2v-a14b")
     assert (scheduler["choices"], shift["visible"], second["visible"]) == (["unipc", "euler"], True, True)
-    scheduler, shift, second = _possible("ltx-2b-0.9.5")
+    scheduler, shift, second, *_ = _possible("ltx-2b-0.9.5")
     assert (scheduler["choices"], shift["visible"], second["visible"]) == (["euler"], False, False)
 
 
