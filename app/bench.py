@@ -22,6 +22,7 @@ from app.errors import Cancelled, CannotRunError, JobFailedError, UsageError
 from app.headless.interrupt import Interrupts
 from app.measuring import MeasureAsk, Measuring, subject_of
 from app.paths import Home
+from app.pictures import adopt
 from app.presets import FIRST, read_source
 from app.queue.service import Service, open_service
 from app.request import GenerationRequest
@@ -83,7 +84,7 @@ def ask_of(settings: BenchSettings) -> MeasureAsk:
         found = read_source(settings.preset, settings.home)
         if len(found) != 1:
             raise UsageError(f"{settings.preset} holds {len(found)} requests: name a preset or a clip.")
-        request = found[0].request
+        request = adopt(found[0].request, settings.home, found[0].folder, found[0].pictures)
     if settings.model is not None:
         request = request.model_copy(update={"model": settings.model})
     request = request.with_set(settings.assignments)

@@ -64,6 +64,17 @@ def locate(name: str, family: Family, home: Home | None) -> Path:
     return path
 
 
+def missing_loras(request: GenerationRequest, family: Family, home: Home) -> list[str]:
+    """A sentence for each LoRA of the request that is missing here, or none."""
+    said = []
+    for lora in request.loras:
+        try:
+            locate(lora.name, family, home)
+        except UsageError as error:
+            said.append(str(error))
+    return said
+
+
 def _in_folder(name: str, family: Family, folder: Path) -> Path:
     try:
         return find_lora(folder, name)
@@ -136,4 +147,4 @@ def _listed(name: str, path: Path, own: bool) -> Listed:
     return Listed(name, size, own, why_not(path) if size else "is missing; fetch the model again.")
 
 
-__all__ = ["Listed", "LoraFile", "files_for", "header", "listed", "locate", "why_not"]
+__all__ = ["Listed", "LoraFile", "files_for", "header", "listed", "locate", "missing_loras", "why_not"]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from app import video
 from app.errors import KinetileError, UsageError
 from app.estimate import Estimate, disk_need
+from app.loras import missing_loras
 from app.models import family_for
 from app.paths import OUTPUTS, Home, home, read_bytes
 from app.pictures import MAX_BYTES as MAX_PICTURE
@@ -159,6 +160,10 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             fail_fast=settings.fail_fast,
         )
         found.append(Outcome(spec, notes=list(named.warnings)))
+    # One clip's missing LoRA is its own affair: the others are made, and the file may come before its turn.
+    lacking = missing_loras(asked, family, settings.home)
+    for outcome in found:
+        outcome.notes += lacking
     if named.metadata is not None and found:
         found[0].notes += _other_versions(named.metadata)
     return found

@@ -13,9 +13,10 @@ from typing import Any
 
 from app.answers import PlanAnswer
 from app.errors import KinetileError, PlanRefusedError, UsageError
+from app.loras import missing_loras
 from app.models import family_for, sources
 from app.models.base import Family
-from app.paths import Home, find_lora
+from app.paths import Home
 from app.pictures import fitted
 from app.queue.service import Service
 from app.request import AccelPreferences, GenerationRequest
@@ -47,7 +48,7 @@ def here(request: GenerationRequest, home: Home, service: Service, recorded: Map
     if family.folder is None or not family.folder.is_dir():
         return Here(request, (_not_here(family),), runs=False)
     said: list[str] = []
-    missing = _missing_loras(request, home)
+    missing = missing_loras(request, family, home)
     said += missing
     try:
         normalised = fitted(family.normalise(request), home)
@@ -104,16 +105,6 @@ def _engaged(name: str, plan: Mapping[str, Any]) -> str:
             engaged = str(choice.get("engaged", ""))
             return "the model's own code" if engaged in ("stock", "") else engaged
     return "the automatic choice"
-
-
-def _missing_loras(request: GenerationRequest, home: Home) -> list[str]:
-    said = []
-    for lora in request.loras:
-        try:
-            find_lora(home.root / "loras", lora.name)
-        except UsageError as error:
-            said.append(str(error))
-    return said
 
 
 def _not_here(family: Family) -> str:

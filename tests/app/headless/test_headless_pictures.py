@@ -18,6 +18,7 @@ from app.presets import own_presets
 from app.presets.files import Preset, save_own
 from app.presets.incoming import from_upload
 from app.video import decode_frames, read_metadata
+from tests.app import lora_files
 from tests.app.drawn import drawn, saved
 from tests.app.headless.batches import Batch
 
@@ -113,3 +114,22 @@ def test_a_clip_s_settings_kept_as_a_preset_bring_their_picture(pictured: Batch)
     assert pictured.run(str(path)) == 0, pictured.stderr
     first, second = pictured.clips
     assert np.array_equal(decode_frames(first), decode_frames(second))
+
+
+def test_a_missing_lora_costs_its_own_clip_alone(pictured: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CASES 35: said before the run, made as far as it goes, and told at the end."""
+    (family,) = starter.FAMILIES
+    monkeypatch.setattr(starter, "FAMILIES", (replace(family, takes=family.takes | {"lora"}),))
+    lora_files.save(pictured.home.loras / "soft.safetensors", lora_files.tensors())
+    sources = [
+        pictured.preset("one", loras=["gone.safetensors"]),
+        pictured.preset("two", loras=[r"D:\models\soft.safetensors"]),
+    ]
+    assert pictured.run(*sources) == 1
+    assert "note: LoRA 'gone.safetensors' is missing; put the file into " in pictured.stdout.split("Looking")[0]
+    assert "LoRA 'gone.safetensors' is missing" in pictured.stderr
+    assert "1 of 2 made, 1 failed" in pictured.stdout
+    (clip,) = pictured.clips
+    metadata = read_metadata(clip)
+    assert metadata["request"]["loras"] == [{"name": "soft.safetensors", "weight": 1.0, "noise": "auto"}]
+    assert metadata["report"]["loras"][0]["layers"] == {"transformer": 6}
