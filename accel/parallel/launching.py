@@ -7,6 +7,7 @@ exchange leaves the others waiting in it, on a GPU for as long as their patience
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -24,6 +25,9 @@ BROKEN = "another GPU's process ended or did not answer in time"
 GRACE = 3.0
 """Seconds for the others to end by themselves, and to say why the first of them ended."""
 PAUSE = 0.05
+
+PREFIXES = re.compile(r"^(\[rank\d+\]:\s*)?(accel\.errors\.\w+: )?")
+"""What torch and Python put before the sentence of an error."""
 
 
 def run_ranks(
@@ -72,7 +76,7 @@ def _why(ranks: Sequence[subprocess.Popen[bytes]], failed: Sequence[int], lines:
 def _last_line(errors: IO[bytes]) -> str:
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:400] if lines else ""
+    return PREFIXES.sub("", lines[-1])[:400] if lines else ""
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], until: float) -> None:

@@ -33,11 +33,12 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass
 class Ranks:
-    """This process among the `count` of its job. device: the one it computes on."""
+    """This process among the `count` of its job. device: the one it computes on; patience: see `joined`."""
 
     rank: int
     count: int
     device: torch.device
+    patience: timedelta = timedelta(seconds=PATIENCE)
     _groups: dict[bool, tuple[Any, Any]] = field(default_factory=dict)
 
     def groups(self, branches: bool) -> tuple[Any, Any]:
@@ -47,18 +48,17 @@ class Ranks:
             half = self.count // 2 if branches else self.count
             pairs = [[place, place + half] for place in range(half)] if branches else []
             with told():
-                shared = _mine([list(range(first, first + half)) for first in range(0, self.count, half)], self.rank)
-                self._groups[branches] = shared, _mine(pairs, self.rank)
+                shared = self._mine([list(range(first, first + half)) for first in range(0, self.count, half)])
+                self._groups[branches] = shared, self._mine(pairs)
         return self._groups[branches]
 
-
-def _mine(groups: list[list[int]], rank: int) -> Any:
-    """Makes all groups, as every rank must, and returns the one that `rank` is in."""
-    found = None
-    for members in groups:
-        group = dist.new_group(members)
-        found = group if rank in members else found
-    return found
+    def _mine(self, groups: list[list[int]]) -> Any:
+        """Makes all groups, as every rank must, and returns the one that this rank is in."""
+        found = None
+        for members in groups:
+            group = dist.new_group(members, timeout=self.patience)  # the job's own would not be inherited
+            found = group if self.rank in members else found
+        return found
 
 
 def branches_split(count: int, guided: bool) -> bool:
@@ -88,9 +88,10 @@ def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     elif os.environ["MASTER_ADDR"] in LOCAL and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to itself
+    limit = timedelta(seconds=patience)
     with told():
-        dist.init_process_group(_transport(device), timeout=timedelta(seconds=patience))
-    yield Ranks(rank, count, device)
+        dist.init_process_group(_transport(device), timeout=limit)
+    yield Ranks(rank, count, device, limit)
     dist.destroy_process_group()  # after an error it would wait for the others
 
 
