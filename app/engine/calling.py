@@ -13,10 +13,13 @@ from app.request import GenerationRequest
 
 _NO_PICTURES: Mapping[str, Any] = MappingProxyType({})
 
-# Classes of diffusers behind the scheduler names that families offer, and what each calls the shift.
+# Classes of diffusers behind the scheduler names that families offer, and what each calls the shift ("": it has none).
 SCHEDULERS = {
     "unipc": ("UniPCMultistepScheduler", "flow_shift"),
     "euler": ("FlowMatchEulerDiscreteScheduler", "shift"),
+    "dpm++": ("DPMSolverMultistepScheduler", "flow_shift"),
+    "ddim": ("CogVideoXDDIMScheduler", ""),
+    "dpm": ("CogVideoXDPMScheduler", ""),
 }
 # What UniPC must be told on a checkpoint that was saved with another scheduler, which knows nothing but flows.
 _FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}

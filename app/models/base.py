@@ -101,12 +101,19 @@ class Rules:
     width: Grid
     height: Grid
     max_steps: int = 1000
+    min_steps: int = 1
+    """More than 1 where a pipeline's schedule divides by the steps before the last."""
 
     def fitting(self, folder: Path) -> Rules:
         """The rules for the weights in ``folder``, whose own configuration has the last word on the multiples."""
         found = multiples_in(folder)
         if found is None:
             return self
+        if found.only is not None:
+            width, height = (
+                Grid(step, 0, side, side) for step, side in zip((found.width, found.height), found.only, strict=True)
+            )
+            return replace(self, frames=self.frames.every(found.frames), width=width, height=height)
         width, height = self.width.every(found.width), self.height.every(found.height)
         return replace(self, frames=self.frames.every(found.frames), width=width, height=height)
 
@@ -235,6 +242,8 @@ class Family:
         """The nearest possible number of steps, and what the limit is, before that number."""
         if self.timesteps:
             return len(self.timesteps), "was distilled to"
+        if steps < self.rules.min_steps:
+            return self.rules.min_steps, "takes at least"
         return min(steps, self.rules.max_steps), "takes at most"
 
     def with_folder(self, folder: Path) -> Family:
@@ -285,6 +294,8 @@ class Family:
             rule = f"{grid.step}k+{grid.offset} frames" if grid.step > 1 else "frames"
             asked = "1 frame becomes" if value == 1 else f"{value} frames become"
             return f"{self._who} makes {rule}, {limits}, so {asked} {used}."
+        if grid.least == grid.most:
+            return f"{self._who} takes a {name} of {grid.least} pixels only, so {value} becomes {used}."
         return f"{self._who} takes a {name} in multiples of {grid.step}, {limits} pixels, so {value} becomes {used}."
 
     def _tokens(self, name: str, text: str, changed: list[Adjustment]) -> TokenUse | None:

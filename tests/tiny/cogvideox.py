@@ -52,19 +52,21 @@ def i2v(**more: Any) -> Any:
 
 def i2v_15() -> Any:
     """CogVideoX1.5-5B-I2V."""
-    return i2v(patch_size_t=2, patch_bias=False, ofs_embed_dim=8)
+    return i2v(**_15, ofs_embed_dim=8)
 
 
 def t2v_15() -> Any:
     """CogVideoX1.5-5B: two latent frames are one token's."""
     from diffusers import CogVideoXDPMScheduler, CogVideoXPipeline
 
-    transformer = _transformer(use_rotary_positional_embeddings=True, patch_size_t=2, patch_bias=False)
+    transformer = _transformer(use_rotary_positional_embeddings=True, **_15)
     return CogVideoXPipeline(
         text.t5_tokenizer(224), text.t5_encoder(), _vae(), transformer, CogVideoXDPMScheduler(**_SCHEDULE)
     )
 
 
+# Positions for clips of up to 300 x 300 latents: larger ones can't be made.
+_15: dict[str, Any] = {"patch_size_t": 2, "patch_bias": False, "sample_width": 300, "sample_height": 300}
 _SCHEDULE: dict[str, Any] = {
     "prediction_type": "v_prediction",
     "rescale_betas_zero_snr": True,

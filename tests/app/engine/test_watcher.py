@@ -15,7 +15,7 @@ from tests import builders
 
 def test_compiling_is_told_and_timed_apart_from_denoising() -> None:
     transformer: Any = torch.nn.Linear(2, 2)
-    pipeline: Any = SimpleNamespace(transformer=transformer, vae=torch.nn.Linear(1, 1), scheduler=None)
+    pipeline: Any = SimpleNamespace(transformer=transformer, vae=torch.nn.Linear(1, 1), scheduler=None, config=None)
     installation = Installation(builders.plan())
     installation.components["transformer"] = transformer
     installation.uncompiled.add("transformer")

@@ -24,6 +24,11 @@ LTX_095 = LTX | {
     "temporal_compression_ratio": 8,
 }
 HUNYUAN = {"_class_name": "AutoencoderKLHunyuanVideo", "spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+COG = {
+    "_class_name": "AutoencoderKLCogVideoX",
+    "block_out_channels": [128, 256, 256, 512],
+    "temporal_compression_ratio": 4,
+}
 WAN_PATCH = {"patch_size": [1, 2, 2]}
 
 
@@ -44,6 +49,8 @@ def model(folder: Path, vae: Any, transformer: Any) -> Path:
         (LTX_095, {"patch_size": 1, "patch_size_t": 1}, (32, 32, 8)),
         (HUNYUAN, {"patch_size": 2, "patch_size_t": 1}, (16, 16, 4)),
         ({"_class_name": "AutoencoderKLMochi"}, {"patch_size": 2}, (16, 16, 6)),
+        (COG, {"patch_size": 2, "patch_size_t": None}, (16, 16, 8)),  # latent frames are decoded in pairs
+        (COG, {"patch_size": 2, "patch_size_t": 2}, (16, 16, 16)),
     ],
 )
 def test_a_token_is_the_vaes_factor_by_the_transformers_patch(
@@ -81,3 +88,16 @@ def test_the_files_have_the_last_word(tmp_path: Path) -> None:
     fitting = rules.fitting(model(tmp_path, WAN_22, WAN_PATCH))
     assert fitting.width == Grid(32, 0, 160, 1248)
     assert (fitting.height, fitting.frames) == (rules.height, rules.frames)
+
+
+def test_learnt_positions_are_for_one_size(tmp_path: Path) -> None:
+    transformer = {
+        "patch_size": 2,
+        "use_learned_positional_embeddings": True,
+        "sample_width": 90,
+        "sample_height": 60,
+    }
+    folder = model(tmp_path, COG, transformer)
+    assert multiples_in(folder) == Multiples(16, 16, 8, (720, 480))
+    fitting = Rules(Grid(8, 1, 9, 49), Grid(16, 0, 128, 1280), Grid(16, 0, 128, 1280)).fitting(folder)
+    assert (fitting.width, fitting.height) == (Grid(16, 0, 720, 720), Grid(16, 0, 480, 480))
