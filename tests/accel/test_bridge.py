@@ -239,7 +239,7 @@ def test_dropout_and_context_parallelism_are_refused_loudly() -> None:
     q = torch.randn(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match="does not do dropout"):
         function(q, q, q, dropout_p=0.1)
-    with pytest.raises(RuntimeError, match="does not do context parallelism"):
+    with pytest.raises(RuntimeError, match="does not do diffusers' context parallelism"):
         function(q, q, q, _parallel_config=object())
     patch.undo()
 
