@@ -1,8 +1,8 @@
 """Putting a Plan into a pipeline, counting what it does, and taking it out again, bit for bit.
 
 Installing decides nothing: what is engaged stands in the plan. Per component, in this order: cast, attention, linears
-or convolutions, step cache, compile; `remove` goes the other way. Each step hands back its own undo, so that a step
-that fails half way leaves the pipeline as it was.
+or convolutions, step cache, compile; last, what moves weights; `remove` goes the other way. Each step hands back its
+own undo, so that a step that fails half way leaves the pipeline as it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from accel.backends.runtime import AttentionBackend, LinearBackend, Refused, Vae
 from accel.caching import StepCaching
 from accel.casting import Cast, cast_component
 from accel.errors import AccelError
+from accel.fit.moving import Offloading, tile
 from accel.linears import PackedLinears, pack_linears
 from accel.ops import AttentionSlot
 from accel.originals import weights_file
@@ -88,6 +89,7 @@ class Installation:
         self.uncompiled: set[str] = set()
         self.compile_seconds: dict[str, float] = {}
         self.caches: dict[str, StepCaching] = {}
+        self.offloading: Offloading | None = None
         self._undo: list[Callable[[], Any]] = []
 
     def remove(self) -> list[str]:
@@ -109,13 +111,15 @@ class Installation:
             tally.reset()
         for caching in self.caches.values():
             caching.reset()
+        if self.offloading is not None:
+            self.offloading.reset()
         for patch in self.patches.values():
             if patch.unreached is not None:
                 patch.unreached.calls = 0
 
     def report(self) -> dict[str, Any]:
         """JSON data: `{"attention": {component: ...}, "linear": {...}, "vae": {...}, "cache": {...}, "compile": {...},
-        "restoring": {...}, "notes": [...]}`.
+        "fit": {...}, "restoring": {...}, "notes": [...]}`.
 
         Attention and convolutions: see Tally.to_dict, and `unreached` for attention no backend can be put into.
         Linears: the same plus `packed`, `packed_bytes` and `skipped`, the reasons with their counts. Step caches: see
@@ -135,6 +139,7 @@ class Installation:
                 entry["replaced"] = f"{patch.replaced()} processors were exchanged since: call accel.install again"
         result["cache"] = {name: caching.to_dict() for name, caching in self.caches.items()}
         result["compile"] = {name: {"first_call_seconds": took} for name, took in self.compile_seconds.items()}
+        result["fit"] = {} if self.offloading is None else self.offloading.to_dict()
         result["restoring"] = self._restoring()
         result["notes"] = list(self.notes)
         return result
@@ -169,6 +174,17 @@ class Installation:
                     self.components[name] = component
                     setattr(component, MARK, self)
                     self._install_component(name, component, stage, pipeline)
+        self._fit(pipeline)
+
+    def _fit(self, pipeline: Any) -> None:
+        """Last of all, since packing and casting need the weights where they are."""
+        if self.plan.tiling.engaged == "on" and getattr(pipeline, "vae", None) is not None:
+            self._undo.append(tile(pipeline.vae))
+        if _engaged(self.plan.offload.engaged):
+            transformer = self.plan.stage("transformer")
+            device = transformer.device.engaged if transformer is not None else "cpu"
+            self.offloading = Offloading(pipeline, self.plan.offload.engaged, device)
+            self._undo.append(self.offloading.undo)
 
     def _install_component(self, name: str, component: nn.Module, stage: StagePlan, pipeline: Any) -> None:
         self._cast(name, component, stage.dtype.engaged)

@@ -15,9 +15,22 @@ from accel import blocks, caches, policy, precision, threads
 from accel.backends import REGISTRY
 from accel.backends.base import Backend
 from accel.errors import PlanError
+from accel.fit import choosing
 from accel.readouts import deciding
 from accel.readouts.ranking import Readouts
-from accel.types import Choice, Gpu, Kind, Machine, ModelTraits, Plan, Preferences, StageName, StagePlan, StageTraits
+from accel.types import (
+    Choice,
+    Gpu,
+    Kind,
+    Machine,
+    ModelTraits,
+    Plan,
+    Preferences,
+    Room,
+    StageName,
+    StagePlan,
+    StageTraits,
+)
 
 __all__ = ["Plan", "PlanError", "Preferences", "Readouts", "make_plan"]
 
@@ -55,9 +68,10 @@ def make_plan(
     *,
     readouts: Readouts | None = None,
     registry: Iterable[Backend] = REGISTRY,
+    room: Room | None = None,
 ) -> Plan:
     """The plan for running `traits` on `machine`. readouts: what was measured here (`accel.readouts`), which decides
-    where there is any.
+    where there is any. room: bytes that may be held now; without it, all that machine and GPU have.
 
     Raises PlanError, all reasons at once, when a forced preference can't be kept. Approximate backends are engaged when
     forced, or when they won and this model's own clips were compared and stayed alike.
@@ -67,12 +81,16 @@ def make_plan(
     gpu, device = planner.device()
     workers = planner.threads()
     stages = tuple(planner.stage(stage, gpu, device, workers) for stage in traits.stages)
+    space = room or Room(machine.memory.usable, gpu.memory if gpu else 0)
+    fit = choosing.choose(traits, stages, planner.wishes, space, gpu)
+    planner.refusals += fit.refusals
     if planner.refusals:
         raise PlanError(list(dict.fromkeys(planner.refusals)))
     count = int(workers.engaged)
     way = threads.waiting_for(count)
     waiting = Choice("process", "waiting", AUTO, way, (threads.WAITING_REASONS[way],))
-    return Plan(traits.family, stages, workers, waiting, threads.environment(machine, count))
+    environment = threads.environment(machine, count)
+    return Plan(traits.family, stages, workers, waiting, environment, fit.offload, fit.tiling, fit.text_encoder)
 
 
 @dataclass

@@ -48,7 +48,20 @@ def traits_of(
         module = getattr(pipeline, name, None)
         if module is not None:
             stages.append(_stage(stage, module, _video_tokens(pipeline, module, size), text))
-    return ModelTraits(type(pipeline).__name__.removesuffix("Pipeline"), type(pipeline).__name__, tuple(stages))
+    kind = type(pipeline).__name__
+    return ModelTraits(kind.removesuffix("Pipeline"), kind, tuple(stages), _components(pipeline), *size)
+
+
+def _components(pipeline: Any) -> dict[str, int]:
+    """Parameters of each module, each tied one once."""
+    from torch import nn
+
+    parts = getattr(pipeline, "components", None) or vars(pipeline)
+    return {
+        name: sum(item.numel() for item in module.parameters())
+        for name, module in parts.items()
+        if isinstance(module, nn.Module)
+    }
 
 
 def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
@@ -81,7 +94,32 @@ def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
         conv3d=sum(isinstance(item, nn.Conv3d) for item in modules),
         channels=_number(module, "decoder_base_dim", "base_dim"),
         caches=_caches(module) if denoises else {},
+        blocks=_blocks(module) if denoises else 0,
+        tiles=hasattr(module, "enable_tiling"),
+        patch=_patch(module) if stage == "vae" else 1,
+        frames_at_once=_frames_at_once(module) if stage == "vae" else 0,
     )
+
+
+def _blocks(transformer: Any) -> int:
+    """Items of its largest list of blocks: groups are as large as one of them."""
+    from torch import nn
+
+    return max((len(part) for part in transformer.children() if isinstance(part, nn.ModuleList)), default=0)
+
+
+def _patch(vae: Any) -> int:
+    size = getattr(getattr(vae, "config", None), "patch_size", None)
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def _frames_at_once(vae: Any) -> int:
+    """Frames that the decoder works on together: those of one latent frame in a VAE that keeps the last ones' features,
+    of some in CogVideoX's, else all (0)."""
+    factor = _number(vae, "scale_factor_temporal", "temporal_compression_ratio") or 4
+    if hasattr(vae, "clear_cache"):
+        return factor
+    return factor * int(getattr(vae, "num_latent_frames_batch_size", 0) or 0)
 
 
 def _caches(transformer: Any) -> dict[str, str]:

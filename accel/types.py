@@ -216,6 +216,8 @@ class StageTraits(AsData):
     reachable: its attention goes through diffusers' dispatcher, so a backend can be put in; `reach` says why not.
     channels: for a VAE, the decoder's output-side base width.
     caches: step caches by name (`accel.caches`), each with why it can't be had, empty when it can.
+    blocks: repeated blocks of the transformer. For a VAE: tiles: it can decode in tiles; patch: side in pixels of what
+    its decoder's last feature map holds in one place; frames_at_once: frames it decodes together, 0 for all.
     """
 
     stage: StageName
@@ -236,15 +238,26 @@ class StageTraits(AsData):
     conv3d: int = 0
     channels: int = 0
     caches: dict[str, str] = field(default_factory=dict)
+    blocks: int = 0
+    tiles: bool = False
+    patch: int = 1
+    frames_at_once: int = 0
 
 
 @dataclass(frozen=True)
 class ModelTraits(AsData):
-    """A pipeline, described for planning. Stages it lacks are left out."""
+    """A pipeline, described for planning. Stages it lacks are left out.
+
+    components: parameters of each of its modules, by name. width, height and frames: of the clip, in pixels.
+    """
 
     family: str
     class_name: str
     stages: tuple[StageTraits, ...]
+    components: dict[str, int] = field(default_factory=dict)
+    width: int = 0
+    height: int = 0
+    frames: int = 0
 
     def stage(self, name: str) -> StageTraits | None:
         return next((stage for stage in self.stages if stage.stage == name), None)
@@ -254,7 +267,8 @@ class ModelTraits(AsData):
 class Preferences(AsData):
     """What the person asked for. "auto" lets the plan choose; anything else is a forced choice that must hold or be
     refused. exact_steps: how many of the first and of the last steps approximate attention leaves to an exact one.
-    cache: a step cache, with its strength behind a colon (`accel.caches`)."""
+    cache: a step cache, with its strength behind a colon (`accel.caches`). offload, tiling, text_encoder: what is done
+    to fit into memory (`accel.fit`)."""
 
     attention: str = "auto"
     linear: str = "auto"
@@ -266,6 +280,9 @@ class Preferences(AsData):
     device: str = "auto"
     exact_steps: str = "auto"
     cache: str = "auto"
+    offload: str = "auto"
+    tiling: str = "auto"
+    text_encoder: str = "auto"
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -286,6 +303,17 @@ class Choice(AsData):
 
 NO_STEPS = Choice("transformer", "exact_steps", "auto", "0", ("nothing was asked for",))
 NO_CACHE = Choice("transformer", "cache", "auto", "none", ("nothing was asked for",))
+NO_OFFLOAD = Choice("process", "offload", "auto", "none", ("nothing was asked for",))
+NO_TILING = Choice("vae", "tiling", "auto", "off", ("nothing was asked for",))
+KEPT = Choice("text_encoder", "text_encoder", "auto", "keep", ("nothing was asked for",))
+
+
+@dataclass(frozen=True)
+class Room(AsData):
+    """Bytes that this process may hold: of the machine's own memory, and of the plan's GPU. 0 where that is unknown."""
+
+    host: int = 0
+    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -324,10 +352,15 @@ class Plan(AsData):
     threads: Choice
     waiting: Choice
     environment: dict[str, str] = field(default_factory=dict)
+    offload: Choice = NO_OFFLOAD
+    tiling: Choice = NO_TILING
+    text_encoder: Choice = KEPT
 
     def stage(self, name: str) -> StagePlan | None:
         return next((stage for stage in self.stages if stage.stage == name), None)
 
     def choices(self) -> tuple[Choice, ...]:
-        """Every decision, stage by stage, threads and waiting last: the table that page, log and clip metadata show."""
-        return (*(choice for stage in self.stages for choice in stage.choices()), self.threads, self.waiting)
+        """Every decision, stage by stage, those for the whole process last: the table that page, log and clip metadata
+        show."""
+        stages = (choice for stage in self.stages for choice in stage.choices())
+        return (*stages, self.offload, self.tiling, self.text_encoder, self.threads, self.waiting)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from accel.fit.choosing import DEVICE_RESERVE, Way, on_device, on_host, weights_together
+from accel.fit.needs import PROGRAM, needs
 from accel.types import ModelTraits
 from app import video
 from app.errors import CannotRunError, KinetileError
@@ -25,35 +27,15 @@ from app.request import GenerationRequest
 from app.video import outputs
 from app.video.outputs import size_text
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-PROGRAM = 450 * 2**20
-"""Bytes of a worker that has imported torch, diffusers and transformers and loaded nothing (measured on Linux)."""
-
-# The next three were fitted to the peaks of new workers with the starter, 64x64 to 512x320 pixels, 5 to 49 frames, in
-# bf16 and fp32: reckoned from 3 percent below to 15 percent above what was measured.
-DECODER_MAPS = 30
-"""Live feature maps of full size in a decoder that goes frame by frame, the cache of its convolutions included."""
-
-STOCK_DECODER_MAPS = 72
-"""The same for PyTorch's own 3-D convolution on a CPU, which unfolds its input."""
-
-OUTPUT_COPIES = 3
-"""Copies of the finished frames as float32 at the end: being joined, as pictures, checked."""
-
-TRANSFORMER_WIDTHS = 14
-"""Live tensors of tokens x width in a transformer block, feed-forward included, in the dtype of its weights (counted,
-not measured: in the starter the decoder needs more)."""
-
 MARGIN = 1.1
 """On measured peaks: the next run of the same clip may take a little more."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a clip will need. weights: of all components in the dtypes of the plan; activations: most that text
-    encoder, transformer or VAE need beside them; program: libraries and interpreter. device: "cpu", or the GPU that
-    holds weights and activations, which has device_memory bytes.
+    """Bytes that a clip will need at most. weights: of the components that are there together, in the dtypes of the
+    plan; activations: what text encoder, transformer or VAE need beside them; program: libraries and interpreter.
+    device: "cpu", or the GPU that holds on_device bytes of its device_memory.
     """
 
     weights: int
@@ -61,10 +43,11 @@ class MemoryNeed:
     program: int = PROGRAM
     device: str = "cpu"
     device_memory: int = 0
+    on_device: int = 0
 
     @property
     def host(self) -> int:
-        """Bytes of the machine's own memory: beside a GPU only the weights on their way."""
+        """Bytes of the machine's own memory: beside a GPU only the weights on their way, or moved there."""
         return self.program + self.weights + (self.activations if self.device == "cpu" else 0)
 
 
@@ -123,40 +106,32 @@ def memory_need(
 ) -> MemoryNeed:
     """Reckoned from the sizes of the weights in `folder` and the shapes in `traits`. Reads no weights."""
     stages = {stage["stage"]: stage for stage in plan.get("stages", ())}
-
-    def width_of(name: str) -> int:
-        stage = stages.get(name.removesuffix("_2").removesuffix("_3"))
-        return BYTES.get(stage["dtype"]["engaged"], 4) if stage else 4
-
-    weights = sum(
-        count * width_of(part.name)
-        for part in sorted(folder.iterdir())
-        if part.is_dir() and (count := parameters_in(part))
+    counts = {part.name: count for part in sorted(folder.iterdir()) if part.is_dir() and (count := parameters_in(part))}
+    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    described = replace(traits, components=counts, width=size[0], height=size[1], frames=size[2])
+    device = _engaged(stages, "transformer", "device", "cpu")
+    found = needs(
+        described,
+        {name: stage["dtype"]["engaged"] for name, stage in stages.items()},
+        _engaged(stages, "vae", "vae", "stock"),
+        _engaged(stages, "vae", "device", "cpu") == "cpu",
+        _engaged(stages, "transformer", "cache", "none"),
     )
-    text, transformer = traits.stage("text_encoder"), traits.stage("transformer")
-    vae = stages.get("vae", {}).get("vae", {}).get("engaged", "stock")
-    unfolds = vae == "stock" and stages.get("vae", {}).get("device", {}).get("engaged", "cpu") == "cpu"
-    maps = STOCK_DECODER_MAPS if unfolds else DECODER_MAPS
-    activations = [_decoding(folder, traits, request, maps * width_of("vae"))]
-    for stage, name in ((text, "text_encoder"), (transformer, "transformer")):
-        if stage is not None:
-            inner = stage.heads * stage.head_dim
-            activations.append(stage.tokens * inner * TRANSFORMER_WIDTHS * width_of(name))
-    device = stages.get("transformer", {}).get("device", {}).get("engaged", "cpu")
-    return MemoryNeed(weights, max(activations), device=device, device_memory=gpu_memory)
+    way = Way(
+        plan.get("offload", {}).get("engaged", "none"),
+        plan.get("tiling", {}).get("engaged") == "on",
+        plan.get("text_encoder", {}).get("engaged") == "free",
+    )
+    gpu = device != "cpu"
+    total, held = on_device(found, way, gpu), on_host(found, way, gpu) - PROGRAM
+    if gpu:
+        return MemoryNeed(held, 0, PROGRAM, device, gpu_memory, total + DEVICE_RESERVE)
+    weights = min(total, weights_together(found, way))
+    return MemoryNeed(weights, total - weights)
 
 
-def _decoding(folder: Path, traits: ModelTraits, request: GenerationRequest, maps: int) -> int:
-    """Bytes of the VAE's decoder beside its weights (`maps`: bytes per number of a feature map, for all maps), and of
-    the frames it makes.
-    """
-    volume = int(request.width or 0) * int(request.height or 0)
-    vae = traits.stage("vae")
-    config = _config(folder / "vae")
-    patch = int(config.get("patch_size") or 1)
-    at_once = int(config.get("scale_factor_temporal") or config.get("temporal_compression_ratio") or 4)
-    numbers = volume // patch**2 * at_once * (vae.channels if vae and vae.channels else 128)
-    return numbers * maps + volume * int(request.frames or 0) * 3 * 4 * OUTPUT_COPIES
+def _engaged(stages: Mapping[str, Any], stage: str, setting: str, otherwise: str) -> str:
+    return str(stages.get(stage, {}).get(setting, {}).get("engaged", otherwise))
 
 
 def parameters_in(folder: Path) -> int:
@@ -174,14 +149,6 @@ def _parameters(path: Path) -> int:
         return 0
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def why_memory(need: MemoryNeed, peak: int, free: int, whose: str, request: GenerationRequest) -> list[str]:
     """Why the clip does not fit into memory, with what to try; empty when it fits. peak: what is needed in all."""
     size = f"{request.width}x{request.height}, {request.frames} frames"
@@ -194,11 +161,11 @@ def why_memory(need: MemoryNeed, peak: int, free: int, whose: str, request: Gene
             f"Not enough memory for this clip ({size}): it needs about {size_text(peak)}, and {whose} has "
             f"{size_text(free)} free: {knobs}."
         )
-    on_device = need.weights + need.activations
-    if need.device != "cpu" and need.device_memory and on_device > need.device_memory:
+    if need.device != "cpu" and need.device_memory and need.on_device > need.device_memory:
         found.append(
-            f"Not enough memory on {need.device} for this clip ({size}): it needs about {size_text(on_device)} of "
-            f"{size_text(need.device_memory)}: {knobs}."
+            f"Not enough memory on {need.device} for this clip ({size}): it needs about {size_text(need.on_device)} of "
+            f"{size_text(need.device_memory)}: try a smaller size or fewer frames, or leave --accel offload and tiling "
+            "at auto."
         )
     return found
 
@@ -231,7 +198,8 @@ def engaged_key(plan: Mapping[str, Any]) -> str:
         for name, value in stage.items()
         if isinstance(value, Mapping)
     )
-    return hashlib.sha256(repr((choices, plan.get("threads", {}).get("engaged"))).encode()).hexdigest()[:16]
+    fit = [plan.get(name, {}).get("engaged") for name in ("offload", "tiling", "text_encoder")]
+    return hashlib.sha256(repr((choices, plan.get("threads", {}).get("engaged"), fit)).encode()).hexdigest()[:16]
 
 
 def forwards_of(request: GenerationRequest) -> int:

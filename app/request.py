@@ -90,6 +90,8 @@ class AccelPreferences(Data):
     exact_steps: Word = "auto"
     cache: Word = "auto"
     offload: Word = "auto"
+    tiling: Word = "auto"
+    text_encoder: Word = "auto"
 
 
 class Lora(Data):

@@ -190,6 +190,8 @@ def plan(
     compile: str = "no",
     threads: str = "2",
     cache: str = "none",
+    offload: str = "none",
+    tiling: str = "off",
 ) -> Plan:
     """A plan written by hand: what installing is told, without what a machine would choose."""
 
@@ -219,6 +221,8 @@ def plan(
         ),
         threads=Choice("", "threads", "auto", "2", ("a test asked for it",)),
         waiting=Choice("", "waiting", "auto", "active", ("a test asked for it",)),
+        offload=Choice("process", "offload", offload, offload, ("a test asked for it",)),
+        tiling=Choice("vae", "tiling", tiling, tiling, ("a test asked for it",)),
     )
 
 

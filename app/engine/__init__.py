@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,12 @@ class Engine:
         run.tell()
         # The first time this imports torch, which takes seconds: part of loading.
         decision = acceleration.decide(family, request, recorded_plan, self._cache)
-        key = (family.name, str(family.folder), decision.identity)
+        key = (
+            family.name,
+            str(family.folder),
+            decision.identity,
+            decision.serves(request),
+        )
         kind = (*key, request.width, request.height, request.frames)
         self._expect(run.clock, key, kind, expected)
         run.tell()
@@ -196,10 +202,29 @@ class Engine:
 
     def _load(self, key: tuple[Any, ...], decision: acceleration.Decision, run: "_Run") -> _Loaded:
         assert run.family.folder is not None, "decide refuses a model that is not on this machine"
-        pipeline = loading.load_pipeline(run.family.folder, decision.dtypes, run.on_component)
+        folder, dtypes = run.family.folder, decision.dtypes
+        if decision.frees_text:
+            from app.engine import reading  # imports torch, which must not happen before a plan is made
+
+            device = "cpu" if decision.plan.offload.engaged != "none" else decision.device
+            prepare = partial(acceleration.engage_encoders, decision=decision)
+            read = partial(self._read, run)
+            pipeline = reading.load_after_reading(folder, dtypes, device, read, prepare, run.on_component)
+        else:
+            pipeline = loading.load_pipeline(folder, dtypes, run.on_component)
         engaged = acceleration.engage(pipeline, decision)
         adapters = Adapters(pipeline, run.family.title)
         return _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged, adapters)
+
+    def _read(self, run: "_Run", pipeline: Any) -> None:
+        """Run a pipeline whose transformers are missing for what its encoders say."""
+        pipeline = loading.as_kind(pipeline, run.family.pipeline_for(run.request))
+        pipeline.scheduler = scheduler_for(run.request, dict(pipeline.scheduler.config))
+        watcher = Watcher(pipeline, run.clock, run.steps, should_stop=run.should_stop, on_progress=run.on_progress)
+        run.clock.enter("text")
+        run.tell()
+        with watcher:
+            pipeline(**arguments_for(pipeline, run.family, run.request, watcher.step_end, run.pictures.by_field))
 
     def _frames(self, loaded: _Loaded, run: "_Run") -> tuple[Frames, dict[str, Any]]:
         """Frames and report; numbers that are none get one more try on the reference backends."""

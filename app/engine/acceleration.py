@@ -22,8 +22,20 @@ from accel.backends import reference
 from accel.finite import engaged_backends
 from accel.readouts import ranking, store
 from accel.readouts.ranking import Readouts
-from accel.types import NO_CACHE, Choice, Machine, ModelTraits, Plan, Preferences
+from accel.types import (
+    NO_CACHE,
+    NO_OFFLOAD,
+    NO_TILING,
+    Choice,
+    Machine,
+    ModelTraits,
+    Plan,
+    Preferences,
+    StagePlan,
+)
 from app.engine import loading
+from app.engine import recorded as recorded_plans
+from app.engine.room import room_of
 from app.errors import CannotRunError, JobFailedError, PlanRefusedError, UsageError
 from app.models import sources
 from app.models.base import Family
@@ -31,18 +43,6 @@ from app.paths import Home
 from app.request import GenerationRequest
 from app.strict_json import short
 
-# Where a recorded plan's choice came from: the preference that forces it again.
-_FORCES: dict[str, tuple[str, str]] = {
-    "attention": ("transformer", "attention"),
-    "linear": ("transformer", "linear"),
-    "text_encoder_linear": ("text_encoder", "linear"),
-    "vae": ("vae", "vae"),
-    "dtype": ("transformer", "dtype"),
-    "compile": ("transformer", "compile"),
-    "cache": ("transformer", "cache"),
-}
-# Settings whose engaged choice can change a clip's pixels.
-_SHAPING = ("device", "dtype", "attention", "linear", "vae", "memory_format", "compile", "cache")
 TRAITS_KEPT = 200
 _NOTHING = ("stock", "", "none", "off", "no")
 
@@ -78,6 +78,20 @@ class Decision:
         """The torch device that the denoiser runs on."""
         stage = self.plan.stage("transformer")
         return "cpu" if stage is None or stage.device.engaged in _NOTHING else stage.device.engaged
+
+    @property
+    def frees_text(self) -> bool:
+        """Whether the text encoder goes once the prompt is read."""
+        return self.plan.text_encoder.engaged == "free"
+
+    def serves(self, request: GenerationRequest) -> tuple[Any, ...]:
+        """What requests must have in common to share a loaded model: where its encoders are freed, all that can change
+        what they are asked.
+        """
+        if not self.frees_text:
+            return ()
+        pictures = (request.image, request.last_image, request.width, request.height, request.frames)
+        return (request.prompt, request.negative_prompt, request.guidance, *pictures)
 
     @property
     def accelerated(self) -> bool:
@@ -183,8 +197,6 @@ def decide(
     Reads no weights. Raises UsageError for an accel setting that does not exist, CannotRunError for one that can't run
     here or a model that is not on this machine.
     """
-    if (value := request.accel.offload) not in ("auto", "none"):
-        raise UsageError(f'accel.offload: {value!r} is not possible; write "auto" or "none".')
     described = describe(family, request, cache)
     measured = readouts(described, family.name, cache)
     if recorded is None:
@@ -197,8 +209,8 @@ def decide(
         why = short(str(error), 200)[1:-1]
         told = f"The accelerators it was made with can't be read ({why}); those that the request asks for are used."
         return Decision(plan_for(described, preferences_of(request), measured), (told,))
-    plan = plan_for(described, _as_recorded(then, described))
-    return Decision(plan, _differences(then, plan))
+    plan = plan_for(described, recorded_plans.as_recorded(machine(), then, described))
+    return Decision(plan, recorded_plans.differences(then, plan))
 
 
 class Engaged:
@@ -230,29 +242,53 @@ class Engaged:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """While entered, the pipeline runs on the reference backends alone."""
+        """While entered, the pipeline runs on the reference backends alone; it fits into memory as before."""
         self._installation.remove()
+        plain = self._install(_plain(self._decision.plan))
         try:
             yield
         finally:
+            plain.remove()
             self._installation = self._install()
 
-    def _install(self) -> Any:
+    def _install(self, plan: Plan | None = None) -> Any:
         try:
-            return accel.install(self._pipeline, self._decision.plan)
+            return accel.install(self._pipeline, plan or self._decision.plan)
         except accel.AccelError as error:
             raise JobFailedError(f"The accelerators could not be put in: {error}.") from error
 
 
 def engage(pipeline: Any, decision: Decision) -> Engaged:
-    """Move the pipeline to the plan's device, set the threads, put the accelerators in."""
+    """Move the pipeline to the plan's device unless its parts come there by themselves, set the threads, put the
+    accelerators in.
+    """
     import torch
 
     if decision.plan.threads.engaged.isdigit():
         torch.set_num_threads(int(decision.plan.threads.engaged))
-    if decision.device != "cpu":
+    if decision.device != "cpu" and decision.plan.offload.engaged == "none":
         pipeline.to(decision.device)
     return Engaged(pipeline, decision)
+
+
+def engage_encoders(pipeline: Any, decision: Decision) -> Any:
+    """Accelerate what reads the prompt, in a pipeline whose other parts are not there. Kept for as long as they are."""
+    import torch
+
+    if decision.plan.threads.engaged.isdigit():
+        torch.set_num_threads(int(decision.plan.threads.engaged))
+    stages = tuple(stage for stage in decision.plan.stages if stage.stage == "text_encoder")
+    return accel.install(pipeline, replace(decision.plan, stages=stages, offload=NO_OFFLOAD, tiling=NO_TILING))
+
+
+def _plain(plan: Plan) -> Plan:
+    """`plan` with the model's own code everywhere."""
+    stock = {"attention": "stock", "linear": "stock", "vae": "stock", "compile": "no", "cache": "none"}
+
+    def bare(stage: StagePlan) -> StagePlan:
+        return replace(stage, **{name: replace(getattr(stage, name), engaged=value) for name, value in stock.items()})
+
+    return replace(plan, stages=tuple(bare(stage) for stage in plan.stages))
 
 
 def summary(plan: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
@@ -274,6 +310,10 @@ def summary(plan: Mapping[str, Any], report: Mapping[str, Any] | None = None) ->
             if calls := sum(entry.get("calls", 0) for entry in entries):
                 label += f" {sum(entry.get('served', 0) for entry in entries)}/{calls}"
             words.append(label)
+    for name, meaning in (("offload", "offload {}"), ("tiling", "tiles"), ("text_encoder", "text encoder freed")):
+        engaged = plan.get(name, {}).get("engaged", "")
+        if engaged not in ("", "none", "off", "keep"):
+            words.append(meaning.format(engaged))
     return ", ".join(words) if len(words) > 1 else ", ".join([*words, "stock PyTorch"])
 
 
@@ -306,43 +346,12 @@ def plan_for(traits: ModelTraits, preferences: Preferences, measured: Readouts |
     that can't be kept here.
     """
     try:
-        return accel.make_plan(machine(), traits, preferences, readouts=measured)
+        return accel.make_plan(machine(), traits, preferences, readouts=measured, room=room_of(machine()))
     except accel.PlanError as error:
         unknown = [reason for reason in error.reasons if "is not known" in reason]
         if unknown:
             raise UsageError(f"accel: {'; '.join(unknown)}.") from error
         raise PlanRefusedError(f"{'; '.join(error.reasons)}.") from error
-
-
-def _as_recorded(then: Plan, traits: ModelTraits) -> Preferences:
-    """Preferences that force again what `then` engaged, as far as each can be forced here."""
-    forced = Preferences()
-    for name, (stage_name, setting) in _FORCES.items():
-        stage = then.stage(stage_name)
-        # one preference holds for the dtypes of all stages, so it can only say what was the same for all
-        if stage is None or (name == "dtype" and len({one.dtype.engaged for one in then.stages}) > 1):
-            continue
-        wanted = replace(forced, **{name: getattr(stage, setting).engaged})
-        try:
-            accel.make_plan(machine(), traits, wanted)
-        except accel.PlanError:
-            continue
-        forced = wanted
-    return forced
-
-
-def _differences(then: Plan, now: Plan) -> tuple[str, ...]:
-    """One sentence per choice that is another one here."""
-    # The file may come from anywhere: one sentence for each choice there is here, and no name longer than names are.
-    recorded = {(choice.stage, choice.setting): choice.engaged for choice in then.choices()}
-    found = []
-    for choice in now.choices():
-        before = recorded.get((choice.stage, choice.setting), choice.engaged)
-        if choice.setting in _SHAPING and before != choice.engaged:
-            why = f": {choice.reasons[0]}" if choice.reasons else ""
-            label = f"{choice.stage.replace('_', ' ')} {choice.setting.replace('_', ' ')}"
-            found.append(f"It was made with {label} {before[:40]}, here it is {choice.engaged}{why}")
-    return tuple(found)
 
 
 def _references(choice: Choice) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import errno
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,12 @@ def load_pipeline(
     folder: Path,
     dtypes: Mapping[str, str],
     on_component: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    bare: Collection[str] = (),
+    given: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The pipeline in `folder`, on the CPU, ready to be moved or accelerated.
+    """The pipeline in `folder`, on the CPU, ready to be moved or accelerated. Components in `bare` get their shapes and
+    no weights, those in `given` are taken as they are.
 
     `dtypes` maps a component's name (or "default") to a torch dtype's name such as "float32". `on_component(done,
     of)` is called before the first component and after each; what it raises ends the loading. Raises CannotRunError
@@ -77,8 +81,13 @@ def load_pipeline(
     try:
         for done, (name, (library, kind)) in enumerate(components.items(), start=1):
             factory, place = _factory(library, kind), str(folder / name)
-            if _has_weights(factory):
+            if name in (given or {}):
+                loaded[name] = (given or {})[name]
+            elif _has_weights(factory):
                 dtype = getattr(torch, dtypes.get(name, dtypes.get("default", "float32")))
+                if name in bare:
+                    loaded[name] = _shaped(library, factory, place).to(dtype)
+                    continue
                 loaded[name] = factory.from_pretrained(place, dtype=dtype, use_safetensors=True, local_files_only=True)
             else:
                 loaded[name] = _without_weights(factory, place)
@@ -117,25 +126,27 @@ def skeleton(folder: Path) -> Any:
 
     Raises CannotRunError as `load_pipeline` does.
     """
-    import torch
-    from transformers import AutoConfig
-
     quieten()
     made: dict[str, Any] = {}
     try:
         for name, (library, kind) in components_of(folder).items():
             factory, place = _factory(library, kind), str(folder / name)
-            if not _has_weights(factory):
-                made[name] = _without_weights(factory, place)
-                continue
-            with torch.device("meta"):
-                if library == "transformers":
-                    made[name] = factory(AutoConfig.from_pretrained(place, local_files_only=True))
-                else:
-                    made[name] = factory.from_config(factory.load_config(place, local_files_only=True))
+            weighs = _has_weights(factory)
+            made[name] = _shaped(library, factory, place) if weighs else _without_weights(factory, place)
         return _assemble(folder, made)
     except _BROKEN as error:
         raise _broken(folder, error) from error
+
+
+def _shaped(library: str, factory: Any, place: str) -> Any:
+    """A component with the shapes of its weights and no values."""
+    import torch
+    from transformers import AutoConfig
+
+    with torch.device("meta"):
+        if library == "transformers":
+            return factory(AutoConfig.from_pretrained(place, local_files_only=True))
+        return factory.from_config(factory.load_config(place, local_files_only=True))
 
 
 def _factory(library: str, kind: str) -> Any:

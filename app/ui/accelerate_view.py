@@ -38,6 +38,27 @@ CHOICES: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
         "torch.compile for the transformer: slow first clip, faster later ones of the same size",
         (("auto", "Automatic"), ("yes", "On"), ("no", "Off")),
     ),
+    "offload": (
+        "Where weights wait",
+        "on a GPU that is too small: whole parts, blocks or layers come to it when they work",
+        (
+            ("auto", "Automatic"),
+            ("none", "On the GPU"),
+            ("model", "Parts move"),
+            ("group", "Blocks move"),
+            ("sequential", "Layers move"),
+        ),
+    ),
+    "tiling": (
+        "Decode in tiles",
+        "less memory for large frames; slower, and seams may show",
+        (("auto", "Automatic"), ("on", "On"), ("off", "Off")),
+    ),
+    "text_encoder": (
+        "Text encoder",
+        "free its memory once the prompt is read; it is read again for each new prompt",
+        (("auto", "Automatic"), ("keep", "Kept"), ("free", "Freed")),
+    ),
 }
 """Settings that are no backend: title, meaning, and what can be chosen."""
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.fit.needs import PROGRAM
 from accel.types import ModelTraits, StageTraits
 from app.errors import CannotRunError
 from app.estimate import (
-    PROGRAM,
     Estimate,
     Measured,
     MemoryNeed,
@@ -107,6 +107,7 @@ def test_a_plan_s_key_is_what_it_engages() -> None:
 
     assert engaged_key(plan("stock", "a")) == engaged_key(plan("stock", "b"))
     assert engaged_key(plan("stock", "a")) != engaged_key(plan("fast", "a"))
+    assert engaged_key(plan("stock", "a") | {"offload": {"engaged": "group"}}) != engaged_key(plan("stock", "a"))
     assert engaged_key({}) == engaged_key({})
 
 
@@ -171,6 +172,24 @@ def test_larger_clips_and_plainer_backends_need_more(model: Path) -> None:
     assert small < stock
 
 
+def test_what_is_done_to_fit_counts(model: Path) -> None:
+    plan, request = plan_of("float32"), REQUEST.model_copy(update={"width": 832, "height": 480})
+    kept = memory_need(model, TRAITS, plan, request)
+    tiled = memory_need(model, TRAITS, plan | {"tiling": {"engaged": "on"}}, request)
+    assert tiled.activations < kept.activations
+    component(model / "text_encoder", {"a": [4000, 1000]})
+    both = memory_need(model, TRAITS, plan, REQUEST)
+    freed = memory_need(model, TRAITS, plan | {"text_encoder": {"engaged": "free"}}, REQUEST)
+    assert both.weights == 4 * 5_002_000
+    assert freed.weights == 4 * 4_001_000, "the text encoder, and the VAE that is there with each"
+    gpu = plan_of("float32", device="cuda:0")
+    whole, moved = (
+        memory_need(model, TRAITS, gpu | {"offload": {"engaged": way}}, REQUEST, 2**34) for way in ("none", "model")
+    )
+    assert whole.on_device - moved.on_device == 4 * 5_001_000, "decoding is the largest turn, beside the VAE alone"
+    assert moved.host >= whole.host
+
+
 def test_beside_a_gpu_the_host_holds_the_weights_only(model: Path) -> None:
     need = memory_need(model, TRAITS, plan_of("bfloat16", device="cuda:0"), REQUEST, gpu_memory=8 * 2**30)
     assert (need.device, need.device_memory) == ("cuda:0", 8 * 2**30)
@@ -213,7 +232,7 @@ def test_too_little_memory_says_how_much_and_which_knob(need: MemoryNeed, knob: 
 
 
 def test_too_small_a_gpu_is_said() -> None:
-    need = MemoryNeed(6 * 2**30, 4 * 2**30, device="cuda:0", device_memory=8 * 2**30)
+    need = MemoryNeed(6 * 2**30, 0, device="cuda:0", device_memory=8 * 2**30, on_device=10 * 2**30)
     found = together(need, 64 * 2**30)
     assert found.blocked[0].startswith("Not enough memory on cuda:0 for this clip")
     assert "10.0 GiB of 8.0 GiB" in found.blocked[0]
