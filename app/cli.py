@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -85,6 +86,13 @@ def parser() -> argparse.ArgumentParser:
     )
     request.add_argument("--image", type=Path, metavar="FILE", help="begin the clip with this picture")
     request.add_argument("--last-image", type=Path, metavar="FILE", help="end it with this one")
+    request.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME[=STRENGTH]",
+        help="use this LoRA, such as soft.safetensors=0.6; can be given several times",
+    )
     request.add_argument("--count", type=_count, metavar="N", help="clips per request, with seeds one apart")
     request.add_argument("--strict", action="store_true", help="refuse what would have to be adjusted")
     request.add_argument(
@@ -190,7 +198,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     from app.paths import home
 
     settings = headless.BatchSettings(
-        assignments=(*options.assignments, *_accel_assignments(options.accel)),
+        assignments=(*options.assignments, *_accel_assignments(options.accel), *_lora_assignments(options.lora)),
         count=options.count,
         out=options.out,
         strict=options.strict,
@@ -259,7 +267,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 _BATCH_ONLY = ("image", "last_image", "count", "strict", "out", "resume", "download", "fail_fast", "dry_run")
-_NOT_MEASURED = (*_BATCH_ONLY, "accel")
+_NOT_MEASURED = (*_BATCH_ONLY, "accel", "lora")
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", *_NOT_MEASURED, "as_json")
 _FOR_PAGE = ("port", "open_browser", "listen", "auth", "no_auth")
@@ -267,7 +275,7 @@ _IGNORED_BY = {
     "--share": (*_BATCH_ONLY, "as_json"),
     "--models": ("assignments", *_NOT_MEASURED),
     "--fetch": ("assignments", *_NOT_MEASURED),
-    "--doctor": ("assignments", *_BATCH_ONLY),
+    "--doctor": ("assignments", "lora", *_BATCH_ONLY),
 }
 _WRITTEN = {"assignments": "--set", "as_json": "--json", "open_browser": "--open"}
 
@@ -315,6 +323,18 @@ def _accel_assignments(groups: Sequence[str]) -> list[str]:
                 f"--accel {part}: KEY=VALUE was expected, for example --accel attention=sdpa,dtype=float32."
             )
     return [f"accel.{part}" for part in parts]
+
+
+def _lora_assignments(given: Sequence[str]) -> list[str]:
+    """`soft.safetensors=0.6` as an assignment to the request's list of LoRAs, which it replaces."""
+    found = []
+    for text in given:
+        name, _, strength = text.rpartition("=")
+        try:
+            found.append({"name": name, "weight": float(strength)} if name else {"name": text})
+        except ValueError:  # an = of the name's own
+            found.append({"name": text})
+    return [f"loras={json.dumps(found)}"] if found else []
 
 
 def _complain(error: BaseException, code: int) -> int:

@@ -56,7 +56,7 @@ def encode_code(request: GenerationRequest) -> str:
     """
     for name in ("image", "last_image"):
         if getattr(request, name) is not None:
-            raise UsageError(f"A share code can't carry the picture in {name}; share the preset's folder instead.")
+            raise UsageError(f"A share code can't carry the picture in {name}; share the clip itself, which does.")
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, _DICTIONARY)
     packed = packer.compress(dumps(canonical(request), sort_keys=True).encode()) + packer.flush()
     body = zlib.crc32(packed).to_bytes(4, "big") + packed

@@ -15,6 +15,7 @@ import pytest
 from app import cli
 from app.errors import UsageError
 from app.models.starter import WEIGHTS
+from app.request import GenerationRequest, Lora
 
 ROOT = Path(__file__).parents[2]
 NO_NETWORK = """
@@ -80,7 +81,8 @@ def test_the_options_are_these_and_no_others() -> None:
     options = {option for action in cli.parser()._actions for option in action.option_strings}
     assert options == {
         "-h", "--help", "--version", "--headless", "--share", "--models", "--fetch", "--doctor", "--bench", "--verify",
-        "--set", "--image", "--last-image", "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
+        "--set", "--lora", "--image", "--last-image",
+        "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
         "--resume", "--fail-fast", "--download",
         "--port", "--open", "--listen", "--auth", "--no-auth",
         "--model", "--preset", "--quick", "--quality", "--plot",
@@ -199,6 +201,27 @@ def test_doctor_speaks_of_the_starter_where_it_can_be_described(
     text = capsys.readouterr().out
     assert ("a clip of the starter, 256x160, 25 frames" in text) is not missing
     assert ("a model of Wan 2.1's kind" in text) is missing
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], []),
+        (["fast"], [("fast", 1.0)]),
+        (["styles/a.safetensors=0.6", "b.safetensors=-2"], [("styles/a.safetensors", 0.6), ("b.safetensors", -2.0)]),
+        (["a=b.safetensors"], [("a=b.safetensors", 1.0)]),
+        (["a=b.safetensors=.5", "=x"], [("a=b.safetensors", 0.5), ("=x", 1.0)]),
+    ],
+)
+def test_lora_words_become_the_list_of_the_request(given: list[str], found: list[tuple[str, float]]) -> None:
+    request = GenerationRequest(loras=(Lora(name="old"),)).with_set(cli._lora_assignments(given))
+    assert [(lora.name, lora.weight) for lora in request.loras] == (found or [("old", 1.0)])
+
+
+@pytest.mark.parametrize(("given", "says"), [("a=99", "weight"), ("a=nan", "loras"), ("../a", "LoRA folder")])
+def test_a_lora_that_can_t_be_is_refused(given: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        GenerationRequest().with_set(cli._lora_assignments([given]))
 
 
 def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -200,3 +201,28 @@ def test_programs_keep_pictures_and_list_loras(served: Served, tmp_path: Path) -
     lora_files.save(served.home / "loras" / "styles" / "soft.safetensors", lora_files.tensors())
     listed = client.predict("wan2.2-ti2v-5b", api_name="/lora_list")
     assert ("styles/soft.safetensors", "") in [(one["name"], one["problem"]) for one in listed]
+
+
+# -- on Presets -------------------------------------------------------------------------------------------------------
+
+
+def test_a_clip_brings_its_picture_to_the_page_and_a_preset_keeps_it(context: Context, tmp_path: Path) -> None:
+    from app import video
+    from app.pictures import to_metadata
+    from app.presets.files import Preset, save_own
+    from app.presets.incoming import from_upload
+    from app.ui.presets import _Tab
+
+    request = GenerationRequest(model="wan2.2-ti2v-5b", prompt="x", image="a-0123456789abcdef.png")
+    record = {"kinetile": 1, "request": request.model_dump(mode="json"), "pictures": to_metadata({"image": saved()})}
+    clip = video.save(np.zeros((5, 64, 64, 3), np.uint8), 8, tmp_path, "clip", record).path
+    tab = _Tab(context)
+    brought = tab._imported(from_upload(clip)).request
+    assert brought is not None
+    assert brought.image is not None
+    assert (context.home.pictures / brought.image).read_bytes() == saved()
+    save_own(context.home, Preset.of(brought, "Mine"))
+    (context.home.pictures / brought.image).unlink()
+    chosen = tab._entry("own", "mine").request
+    assert chosen == brought, "a preset's picture is kept again when it is looked at"
+    assert (context.home.pictures / brought.image).is_file()
