@@ -1,6 +1,7 @@
 """How much of a prompt a model reads: tokens used, tokens needed, words it has never seen.
 
-Counted with the model's own tokenizer.json and the ``tokenizers`` package (no torch, no transformers). The text is
+Counted with the model's own tokenizer.json (or, where there is none, its spiece.model) and the ``tokenizers`` package
+(no torch, no transformers). The text is
 first cleaned as diffusers' Wan pipeline cleans it: broken encodings mended by ftfy, HTML escapes undone twice, white
 space joined.
 """
@@ -43,15 +44,14 @@ class TokenUse:
 
 
 def count_tokens(file: Path, text: str, limit: int) -> TokenUse | None:
-    """Count ``text``; None if the tokenizer's file is not there.
+    """Count ``text`` with the tokenizer.json ``file`` or a spiece.model beside it; None if neither is there.
 
     Raises CannotRunError if the file can't be read as a tokenizer.
     """
-    try:
-        stamp = file.stat().st_mtime_ns
-    except (OSError, ValueError):
+    found = next(filter(None, map(_stamped, (file, file.with_name("spiece.model")))), None)
+    if found is None:
         return None
-    tokenizer, words = _load(str(file), stamp)
+    tokenizer, words = _load(*found)
     import ftfy
 
     clean = re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
@@ -70,6 +70,14 @@ def count_tokens(file: Path, text: str, limit: int) -> TokenUse | None:
     return TokenUse(total, used, limit, unknown, _near(words, unknown))
 
 
+def _stamped(file: Path) -> tuple[str, int] | None:
+    """A file's name and time, None if it is not there."""
+    try:
+        return str(file), file.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
 @functools.lru_cache(maxsize=8)
 def _load(file: str, stamp: int) -> tuple[Tokenizer, frozenset[str]]:
     """The tokenizer, and the whole words it was trained with where a vocabulary.txt beside it lists them (one a line).
@@ -80,13 +88,34 @@ def _load(file: str, stamp: int) -> tuple[Tokenizer, frozenset[str]]:
 
     listed = Path(file).with_name("vocabulary.txt")
     try:
-        tokenizer = Tokenizer.from_file(file)
+        tokenizer = _from_sentencepiece(file) if file.endswith(".model") else Tokenizer.from_file(file)
         words = frozenset(listed.read_text(encoding="utf-8").split()) if listed.is_file() else frozenset()
     except Exception as error:  # the package raises plain Exception
         raise CannotRunError(f"The tokenizer {file} can't be read ({error}); fetch the model again.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, words
+
+
+def _from_sentencepiece(file: str) -> Tokenizer:
+    """T5's way of reading a SentencePiece model of the unigram kind: whole pieces after a mark for the space before
+    them, and </s> at the end.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as proto
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    model = proto.ModelProto()
+    model.ParseFromString(Path(file).read_bytes())
+    tokenizer = Tokenizer(models.Unigram([(it.piece, it.score) for it in model.pieces], model.trainer_spec.unk_id))
+    if charsmap := model.normalizer_spec.precompiled_charsmap:
+        tokenizer.normalizer = normalizers.Precompiled(charsmap)
+    splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    end = model.pieces[model.trainer_spec.eos_id].piece
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, model.trainer_spec.eos_id)]
+    )
+    return tokenizer
 
 
 def _unread(text: str, seen: list[tuple[int, int]], end: int) -> tuple[str, ...]:

@@ -88,3 +88,8 @@ def test_what_a_model_can_not_take_is_said(request_: GenerationRequest, says: st
     with pytest.raises(UsageError) as caught:
         family_for(request_.model).normalise(request_)
     assert str(caught.value).startswith(says)
+
+
+def test_a_single_step_would_come_out_as_no_number() -> None:
+    (adjustment,) = ltx.V090.normalise(GenerationRequest(model="ltx-2b-0.9", steps=1)).adjustments
+    assert adjustment.reason == "LTX-Video 2B 0.9 takes at least 2 steps, so 1 becomes 2."

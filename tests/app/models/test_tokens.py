@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,25 @@ def test_no_file_counts_nothing_and_a_broken_one_is_said(tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CannotRunError, match=r"tokenizer\.json can't be read"):
         count_tokens(tmp_path / "tokenizer.json", "x", 64)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a red ball", "a  red\nball, twice & more", "two stars at night " * 200, "ﬁne ½ 🚀 红"]
+)
+def test_a_sentencepiece_model_alone_counts_as_its_pipeline_reads(
+    tiny_models: Callable[[str], Path], text: str
+) -> None:
+    """CogVideoX's repositories hold no tokenizer.json."""
+    from transformers import T5Tokenizer
+
+    folder = tiny_models("cogvideox-2b") / "tokenizer"
+    assert not (folder / "tokenizer.json").exists()
+    found = use(folder / "tokenizer.json", text, limit=226)
+    read = len(T5Tokenizer.from_pretrained(folder)(" ".join(text.split())).input_ids)
+    assert (found.total, found.used) == (read, min(read, 226))
+
+
+def test_a_spoilt_sentencepiece_model_is_said(tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(b"no such thing")
+    with pytest.raises(CannotRunError, match="can't be read"):
+        count_tokens(tmp_path / "tokenizer.json", "a red ball", 64)
