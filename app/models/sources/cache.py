@@ -59,6 +59,7 @@ def in_cache(repo: str, cache: Path | None = None) -> Located:
     snapshot = _snapshot(storage)
     if snapshot is None:
         return Located(fetched=fetched, repo=repo)
+    fetched += _own_bytes(snapshot)
     try:
         sizes = _sizes(repo, snapshot)
     except CannotRunError as error:
@@ -93,6 +94,16 @@ def _snapshot(storage: Path) -> Path | None:
         found = [path for path in (storage / "snapshots").iterdir() if path.is_dir()]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
     return None
+
+
+def _own_bytes(snapshot: Path) -> int:
+    """Bytes of the files that are no links: where a system has no links, the cache keeps files in the snapshot."""
+    total = 0
+    for path in snapshot.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink():
+                total += path.stat().st_size
+    return total
 
 
 def _bytes_in(folder: Path) -> int:

@@ -54,7 +54,7 @@ def family_of(model: str, known: Sequence[Family], locate: Locate) -> Family:
         return _of_repository(model, known, locate)
     path = _path(model)
     if path.is_dir():
-        return _of_folder(path, str(path), path.name, known)
+        return _of_folder(path, written(path), path.name, known)
     if path.is_file():
         return _of_file(path, known, locate)
     raise UsageError(f"model: {short(model)} is not on this machine; choose another folder or file, or a model's name.")
@@ -68,6 +68,16 @@ def repo_of(model: str) -> str:
             f"model: {short(model)} is no repository; write hf:OWNER/NAME, as its page on the hub is called."
         )
     return repo
+
+
+def written(path: Path) -> str:
+    """A folder or file as a request names it: below the person's own folder with "~", since clips and presets are
+    handed on and a user's name is nobody's business.
+    """
+    try:
+        return f"~/{path.relative_to(Path.home()).as_posix()}"
+    except (ValueError, RuntimeError):
+        return str(path)
 
 
 def _path(model: str) -> Path:
@@ -187,5 +197,5 @@ def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
             "that it was made from, for its text encoder and VAE, or check the file."
         )
     _, family, folder = best
-    made = replace(family, name=str(file), aliases=(), repos=(), title=file.stem, called="", file=file)
+    made = replace(family, name=written(file), aliases=(), repos=(), title=file.stem, called="", file=file)
     return made.with_folder(folder)

@@ -85,6 +85,15 @@ def test_a_path_may_be_written_in_several_ways(folder: Path, monkeypatch: pytest
         assert family_for(text).folder == folder
 
 
+def test_a_path_below_the_person_s_folder_tells_nobody_their_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    found = family_for(str(folder))
+    assert found.name == "~/My Model"
+    assert family_for(found.name) == found
+
+
 def test_of_several_families_the_most_alike_is_taken(folder: Path, cache: Path) -> None:
     from app.models.sources.resolving import family_of
 
