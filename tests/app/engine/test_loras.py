@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from accel.fit.moving import Offloading
 from accel.install import install
 from app.engine import loras as engine_loras
 from app.engine.loras import Adapters, parts_of
@@ -273,3 +274,31 @@ def test_two_transformers_take_each_its_own(tmp_path: Path) -> None:
     adapters.use([])
     assert torch.equal(both()[0], first)
     assert torch.equal(both()[1], second)
+
+
+@pytest.mark.parametrize("way", ["model", "group", "sequential"])
+@pytest.mark.parametrize("linear", ["stock", "dynamic_int8"])
+def test_weights_that_move_take_their_lora_along(soft: Path, way: str, linear: str) -> None:
+    """On one device, so what is held to is that every hook is where it belongs, before, under and after the LoRA."""
+    pipeline, still = builders.wan(), builders.wan()
+    for one in (pipeline, still):
+        install(one, builders.plan(linear=linear))
+    moving = Offloading(pipeline, way, "cpu")
+    base, adapters = run(still), Adapters(pipeline, "Tiny")
+    assert torch.equal(run(pipeline), base)
+    Adapters(still, "Tiny").use([file(soft, 0.5)])
+    adapters.use([file(soft, 0.5)])
+    assert torch.equal(run(pipeline), run(still))
+    adapters.use([])
+    assert torch.equal(run(pipeline), base)
+    adapters.use([file(soft, 0.5)])
+    moving.undo()
+    assert torch.equal(run(pipeline), run(still))
+    adapters.use([])
+    assert torch.equal(run(pipeline), base)
+    left = [
+        name
+        for name, part in pipeline.transformer.named_modules()
+        if {"_hf_hook", "_diffusers_hook"} & vars(part).keys()
+    ]
+    assert left == []
