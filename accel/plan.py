@@ -227,6 +227,9 @@ class _Planner:
             self.refusals.append(f"{setting}={wish} is not known, allowed are auto, {', '.join(sorted(known))}")
         elif wish in known:
             reasons = self.why_not(known[wish], traits, place, dtype)
+            if reasons and known[wish].reference and kind == "attention" and not traits.reachable:
+                # Such models call PyTorch's attention by themselves: what was asked for is what runs.
+                return Choice(traits.stage, kind, asked, STOCK, ("asked for", reasons[0]))
             if reasons:
                 self.refusals.append(f"{setting}={asked} can't be used here: {'; '.join(reasons)}")
         approximate = wish in known and not known[wish].exact

@@ -252,6 +252,10 @@ def test_a_model_that_bypasses_the_dispatcher(tmp_path: Path) -> None:
     assert stage is not None
     assert (stage.attention.engaged, stage.attention.reasons) == ("stock", (reach,))
     assert reach in refusals(found, traits, attention="sgl_amx")[0]
+    forced = make_plan(found, traits, Preferences(attention="sdpa")).stage("transformer")
+    assert forced is not None
+    assert (forced.attention.requested, forced.attention.engaged) == ("sdpa", "stock"), "it calls PyTorch's by itself"
+    assert reach in forced.attention.reasons
 
 
 def test_only_the_transformers_attention_is_exchanged(tmp_path: Path) -> None:
