@@ -116,6 +116,7 @@ def memory_need(
         _engaged(stages, "vae", "vae", "stock"),
         _engaged(stages, "vae", "device", "cpu") == "cpu",
         _engaged(stages, "transformer", "cache", "none"),
+        {name: _engaged(stages, name, "linear", "stock") for name in stages},
     )
     way = Way(
         plan.get("offload", {}).get("engaged", "none"),

@@ -19,6 +19,7 @@ from accel.backends.fp8_linear import Fp8Linear
 from accel.backends.onednn_bf16 import OneDnnBf16
 from accel.backends.sdpa import Sdpa
 from accel.backends.stock import StockLinear, StockVae
+from accel.backends.torchao_weights import FP8_WEIGHTS, INT8_WEIGHTS
 from accel.types import Kind
 
 REGISTRY: tuple[Backend, ...] = (
@@ -38,6 +39,8 @@ REGISTRY: tuple[Backend, ...] = (
     AmxInt8(),
     DynamicInt8(),
     Fp8Linear(),
+    INT8_WEIGHTS,
+    FP8_WEIGHTS,
     StockVae(),
     DirectConv3d(),
     Bf16ChannelsLast(),

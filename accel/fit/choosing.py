@@ -68,11 +68,14 @@ def on_device(found: Needs, way: Way, gpu: bool) -> int:
         for stage in ("text_encoder", "transformer", "vae")
     )
     ends = vae[2] + (0 if gpu else found.frames)
+    less = found.of("transformer", packed=True) + max(transformer[2], ends)
     if way.offload == NONE and way.freed:
         # the VAE is there from the beginning: pictures are encoded with it
-        return vae[0] + max(text[0] + text[2], transformer[0] + max(transformer[2], ends))
+        return vae[0] + max(text[0] + text[2], transformer[0], less)
     if way.offload == NONE:
-        return text[0] + transformer[0] + vae[0] + max(text[2], transformer[2], ends)
+        read = found.of("text_encoder", packed=True)
+        working = max(less, found.of("transformer", packed=True) + text[2])
+        return vae[0] + max(text[0] + transformer[0], read + working)
     whole = {"text": text[1] + text[2], "vae": vae[1] + vae[2]}
     if way.offload == MODEL:
         return max(*whole.values(), transformer[1] + transformer[2])
@@ -116,6 +119,7 @@ def choose(traits: ModelTraits, stages: tuple[StagePlan, ...], wishes: Preferenc
         engaged["vae"].vae.engaged if "vae" in engaged else "stock",
         gpu is None,
         transformer.cache.engaged if transformer is not None else "none",
+        {stage.stage: stage.linear.engaged for stage in stages},
     )
     ways = list(_ways(traits, stages, wishes, gpu))
     fitting = [way for way in ways if _fits(found, way, room, gpu)]

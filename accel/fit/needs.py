@@ -1,13 +1,14 @@
 """Bytes that a model needs for one clip, from its shapes alone: nothing is loaded.
 
-Weights are counted in the dtype that their stage loads in, packed or not: the weights there are before packing are what
-must fit. Activations come from two formulas, fitted to measured peaks; what they leave out is said beside each figure.
+Weights are counted in the dtype that their stage loads in: all of them are there before they are packed into int8 or
+FP8, and only then does anything work beside them. Activations come from two formulas, fitted to measured peaks; what
+they leave out is said beside each figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from accel import caches
 from accel.types import ModelTraits, StageName, StageTraits
@@ -39,6 +40,9 @@ CogVideoX, 512 in LTX): those with larger ones need more than is reckoned here."
 TILE_FRAMES = 16
 """Frames of a tile where a VAE tiles time too."""
 
+ONE_BYTE = ("fp8", "dynamic_int8", "sgl_amx_int8", "torchao_int8", "torchao_fp8")
+"""Linear backends that keep a number in a byte."""
+
 FEWEST_BLOCKS = 2
 """Blocks on the device while blocks are moved: one works while the next arrives."""
 
@@ -54,17 +58,19 @@ def stage_of(component: str) -> StageName:
 class Needs:
     """Bytes of one clip. weights: by component, in the dtypes of the plan; activations: by stage, beside the weights;
     tiled: the VAE's when it decodes in tiles; frames: the finished clip, in the machine's own memory; blocks: repeated
-    blocks by component."""
+    blocks by stage; packed: by stage, the part of its weights that is left once they are packed."""
 
     weights: Mapping[str, int]
     activations: Mapping[str, int]
     tiled: int
     frames: int
     blocks: Mapping[str, int]
+    packed: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, stage: StageName) -> int:
+    def of(self, stage: StageName, packed: bool = False) -> int:
         """Bytes of the weights of a stage's components."""
-        return sum(size for name, size in self.weights.items() if stage_of(name) == stage)
+        share = self.packed.get(stage, 1.0) if packed else 1.0
+        return int(sum(size for name, size in self.weights.items() if stage_of(name) == stage) * share)
 
     def largest(self, stage: StageName) -> int:
         """The same of its largest component."""
@@ -76,9 +82,15 @@ class Needs:
 
 
 def needs(
-    traits: ModelTraits, dtypes: Mapping[str, str], vae: str = "stock", on_cpu: bool = True, cache: str = "none"
+    traits: ModelTraits,
+    dtypes: Mapping[str, str],
+    vae: str = "stock",
+    on_cpu: bool = True,
+    cache: str = "none",
+    linears: Mapping[str, str] | None = None,
 ) -> Needs:
-    """dtypes: by stage. vae: the VAE's engaged backend; on_cpu: where it decodes; cache: the engaged step cache."""
+    """dtypes, linears: the engaged ones by stage. vae: the VAE's engaged backend; on_cpu: where it decodes; cache: the
+    engaged step cache."""
     widths = {name: BYTES.get(dtypes.get(name, ""), 4) for name in ("text_encoder", "transformer", "vae")}
     counts = dict(traits.components) or {stage.stage: stage.parameters for stage in traits.stages}
     weights = {name: count * widths[stage_of(name)] for name, count in counts.items()}
@@ -93,7 +105,18 @@ def needs(
     frames = traits.width * traits.height * traits.frames * 3 * 4 * OUTPUT_COPIES
     activations["vae"] = _decoding(traits, decoder, maps)
     blocks: dict[str, int] = {stage.stage: stage.blocks for stage in traits.stages}
-    return Needs(weights, activations, _decoding(traits, decoder, maps, tiled=True), frames, blocks)
+    packed: dict[str, float] = {
+        stage.stage: _packed(stage, widths[stage.stage])
+        for stage in traits.stages
+        if (linears or {}).get(stage.stage) in ONE_BYTE
+    }
+    return Needs(weights, activations, _decoding(traits, decoder, maps, tiled=True), frames, blocks, packed)
+
+
+def _packed(stage: StageTraits, width: int) -> float:
+    """The part of a stage's weights that is left when its linears take a byte a number."""
+    inside = sum(item.out_features * item.in_features * item.count for item in stage.linears)
+    return 1 - inside * (width - 1) / (stage.parameters * width) if stage.parameters >= inside > 0 else 1.0
 
 
 def _decoding(traits: ModelTraits, vae: StageTraits | None, maps: int, tiled: bool = False) -> int:

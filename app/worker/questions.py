@@ -14,6 +14,7 @@ from accel.readouts.results import Results
 from accel.types import Choice, Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
 from app.engine import acceleration, loading
+from app.engine.room import room_of
 from app.errors import UsageError
 from app.estimate import memory_need
 from app.models import family_for
@@ -73,9 +74,12 @@ def _size(request: GenerationRequest) -> tuple[int, int, int]:
 
 
 def _device_memory(device: str) -> int:
-    """Bytes of the GPU that torch calls `device`, 0 for the CPU; Apple's GPUs share the machine's memory."""
-    index = device.partition(":")[2]
-    return next((gpu.memory for gpu in acceleration.machine().gpus if index.isdigit() and gpu.index == int(index)), 0)
+    """Bytes that a model may take of the GPU that torch calls `device`, 0 for the CPU; Apple's GPUs share the machine's
+    memory.
+    """
+    kind, _, index = device.partition(":")
+    gpus = [gpu for gpu in acceleration.machine().gpus if kind == "cuda" and str(gpu.index) == index]
+    return min(gpus[0].memory, room_of(acceleration.machine()).device or gpus[0].memory) if gpus else 0
 
 
 def _doctor() -> dict[str, Any]:

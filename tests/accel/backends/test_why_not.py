@@ -32,7 +32,9 @@ def reasons(kind: Kind, name: str, on: Any, traits: StageTraits | None = None) -
 @pytest.mark.parametrize("item", REGISTRY, ids=lambda item: f"{item.kind}-{item.name}")
 def test_a_xeon_with_everything_can_run_everything_on_cpu(item: Backend) -> None:
     if "cpu" in item.devices:
-        assert item.why_not(XEON, VAE if item.kind == "vae" else TRAITS) == []
+        package = Package("torchao", "torchao", "0.18.0", "", True, "imports")
+        here = dataclasses.replace(XEON, packages={**XEON.packages, "torchao": package})
+        assert item.why_not(here, VAE if item.kind == "vae" else TRAITS) == []
 
 
 @pytest.mark.parametrize("item", REGISTRY, ids=lambda item: f"{item.kind}-{item.name}")
@@ -56,10 +58,12 @@ def test_an_unknown_name_lists_what_there_is() -> None:
         backend("attention", "fast")
 
 
-def test_int8_alone_is_approximate() -> None:
+def test_int8_and_fp8_alone_are_approximate() -> None:
     assert {item.name for item in REGISTRY if not item.exact and "cpu" in item.devices} == {
         "sgl_amx_int8",
         "dynamic_int8",
+        "torchao_int8",
+        "torchao_fp8",
     }
 
 

@@ -13,7 +13,7 @@ from accel import make_plan
 from accel.errors import PlanError
 from accel.fit.choosing import DEVICE_RESERVE, LADDER, Way, by_stage, on_device, on_host
 from accel.fit.needs import PROGRAM, Needs, needs, stage_of
-from accel.types import Fact, Gpu, ModelTraits, Plan, Preferences, Proof, Room, StageTraits
+from accel.types import Fact, Gpu, LinearShape, ModelTraits, Plan, Preferences, Proof, Room, StageTraits
 from tests import builders
 
 GIB = 2**30
@@ -116,6 +116,18 @@ def test_what_does_not_go_together_is_refused_and_never_chosen() -> None:
         plan(proved, 200, 80, offload="group", compile="yes")
     assert engaged(proved, 200, 16, compile="yes")[0] in ("none", "model")
     assert engaged(proved, 200, 80, offload="model", compile="yes")[0] == "model"
+
+
+def test_packed_weights_leave_room_for_what_works_beside_them() -> None:
+    linears = (LinearShape(13_000_000, 1000),)
+    stages = (STAGES[0], replace(STAGES[1], linears=linears), STAGES[2])
+    traits, dtypes = replace(LARGE, stages=stages), dict.fromkeys(COMPONENTS, "bfloat16")
+    kept = Way("none", False, False)
+    plain, packed = (
+        on_device(needs(traits, dtypes, linears={"transformer": linear}), kept, True) for linear in ("stock", "fp8")
+    )
+    assert plain - packed == pytest.approx(13e9, rel=0.3)
+    assert packed >= 2 * sum(COMPONENTS.values()), "all of them are there before they are packed"
 
 
 def test_a_model_without_tiles_or_text() -> None:
