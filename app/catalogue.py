@@ -114,7 +114,9 @@ def run_fetch(model: str, as_json: bool = False, stdout: TextIO | None = None, s
 def fetch_model(model: str, reporter: Reporter) -> Path:
     """Bring one model here and return its folder; one that is here already takes no time."""
     title, bring = how_to_fetch(model)
-    reporter.say(f"Fetching {title}")
+    family = _listed_as(model)
+    origin = f" from {family.repo}, licence {family.licence}" if family is not None and family.repo else ""
+    reporter.say(f"Fetching {title}{origin}")
     interrupts = Interrupts(lambda: reporter.say("Stopping."))
     reporter.begin(title)
     try:
@@ -133,15 +135,18 @@ Bring = Callable[[Callable[[FetchProgress], None], Callable[[], bool]], Path]
 
 def how_to_fetch(model: str) -> tuple[str, Bring]:
     """What to call a model while it is fetched, and the function that does it. Raises UsageError for an unknown one."""
-    if model.startswith(resolving.HUB):
+    family = _listed_as(model)
+    if family is None and model.startswith(resolving.HUB):
         repo = resolving.repo_of(model)
-        family = next((one for one in all_families() if repo in one.repos), None)
-        if family is None:
-            return repo, lambda tell, stop: fetching.fetch_repo(repo, tell, stop)
-    else:
-        family = family_for(model)
-    wanted = family
+        return repo, lambda tell, stop: fetching.fetch_repo(repo, tell, stop)
+    wanted = family or family_for(model)
     return wanted.title, lambda tell, stop: sources.fetch(wanted, tell, stop)
+
+
+def _listed_as(model: str) -> Family | None:
+    """The model of the catalogue that a name, an alias or a repository means."""
+    name = model.removeprefix(resolving.HUB)
+    return next((one for one in all_families() if name in (one.name, *one.aliases, *one.repos)), None)
 
 
 def missing(models: Sequence[str]) -> list[str]:

@@ -75,7 +75,8 @@ class Hub:
     files: of the one repository. delay: seconds before each piece of a file. cut: bytes after which the connection to a
     file breaks off, by its name, each once for every number. missing: listed files that are not there. status: code and
     X-Error-Code of every answer. ignores_range: sends files from their beginning whatever is asked for. asked: method,
-    path and Range of every request.
+    path and Range of every request. elsewhere: weights are sent on to another host, as the hub's are; tokens: path and
+    Authorization of every request.
     """
 
     repo: str = "someone/model"
@@ -88,7 +89,9 @@ class Hub:
     status: tuple[int, str] | None = None
     ignores_range: bool = False
     hangs: bool = False
+    elsewhere: bool = False
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    tokens: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
     def gets(self, name: str) -> list[str]:
@@ -131,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         hub, path = self.hub, self.path.partition("?")[0]
         hub.asked.append((self.command, path, self.headers.get("Range", "")))
+        hub.tokens.append((path, self.headers.get("Authorization", "")))
         while hub.hangs:
             time.sleep(0.05)
         if hub.status is not None:
@@ -140,7 +144,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == f"/api/models/{hub.repo}/tree/{COMMIT}":
             self.json(hub.listing())
         elif match := re.fullmatch(f"/{hub.repo}/resolve/{COMMIT}/(.+)", path):
-            self.file(match[1])
+            if hub.elsewhere and match[1].endswith(".safetensors"):
+                host = hub.url.replace("127.0.0.1", "localhost")
+                self.send(302, b"", {"Location": f"{host}/elsewhere/{COMMIT}/{match[1]}"})
+            else:
+                self.file(match[1])
+        elif path.startswith(f"/elsewhere/{COMMIT}/"):
+            self.file(path.removeprefix(f"/elsewhere/{COMMIT}/"))
         else:
             self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
 

@@ -19,7 +19,7 @@ from app.models.sources import fetching
 from app.models.sources.cache import PARTIAL, in_cache, storage_of
 from app.models.sources.fetching import FetchProgress, fetch_repo
 from app.models.sources.hub import SPEED_SECONDS, Pace, fetch
-from tests.app.models.sources.fake_hub import NEEDED, Hub, model
+from tests.app.models.sources.fake_hub import COMMIT, NEEDED, Hub, model
 
 SHARD = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"
 VAE = "vae/diffusion_pytorch_model.safetensors"
@@ -103,6 +103,21 @@ def test_a_connection_that_breaks_off_is_gone_on_with(here: Hub) -> None:
     assert spans[0] == ""
     assert all(span.startswith("bytes=") for span in spans[1:])
     assert len(spans) == 3
+
+
+def test_weights_that_lie_elsewhere_are_gone_on_with_there_and_learn_no_token(
+    here: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    here.elsewhere, here.files = True, model(3_000_000)
+    here.cut[SHARD] = [1_500_000]
+    folder = fetch(here.repo)
+    assert (folder / SHARD).read_bytes() == here.files[SHARD]
+    spans = [span for _, path, span in here.asked if path == f"/elsewhere/{COMMIT}/{SHARD}"]
+    assert spans[0] == ""
+    assert spans[1].startswith("bytes=1")
+    assert {token for path, token in here.tokens if path.startswith("/api/")} == {"Bearer hf_secret"}
+    assert {token for path, token in here.tokens if path.startswith("/elsewhere/")} == {""}
 
 
 def test_a_fetch_that_was_ended_goes_on_where_it_was(hub: Hub, cache: Path) -> None:
