@@ -12,8 +12,7 @@ is made anew for every clip. A clip that was cancelled or failed leaves nothing 
 import gc
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,26 +22,23 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.finite import NonFiniteError, check_frames
-from app.engine import acceleration, loading
+from app.engine import acceleration, loading, single_file
 from app.engine.calling import arguments_for, scheduler_for, to_frames
-from app.engine.latents import Layout
 from app.engine.loras import Adapters
-from app.engine.pictures import Given, given
+from app.engine.pictures import given
 from app.engine.preview import LatentColours
+from app.engine.run import OnProgress, Run, ShouldStop
 from app.engine.watcher import Stop, Watcher
 from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
-from app.loras import LoraFile, files_for
+from app.loras import files_for
 from app.models import family_for
 from app.models.base import Family
 from app.paths import Home
-from app.progress import Progress, StageClock
+from app.progress import StageClock
 from app.request import Adjustment, GenerationRequest
 
 Frames = npt.NDArray[np.uint8]
 REFERENCE = "the reference backends"
-
-OnProgress = Callable[[Progress], None]
-ShouldStop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ class Engine:
         normalised, pictures = given(family.normalise(request), self._home)
         files = files_for(request, family, self._home)
         request = normalised.request.expand()[0]  # a null seed becomes a random one, stored in the clip
-        run = _Run(request, family, StageClock(), on_progress, should_stop, previews, pictures, files)
+        run = Run(request, family, StageClock(), on_progress, should_stop, previews, pictures, files)
         run.clock.expect(expected)
         run.clock.enter("loading")
         run.tell()
@@ -191,7 +187,7 @@ class Engine:
             earlier["load"] = 0.0
         clock.expect(earlier)
 
-    def _ready(self, key: tuple[Any, ...], decision: acceleration.Decision, run: "_Run") -> _Loaded:
+    def _ready(self, key: tuple[Any, ...], decision: acceleration.Decision, run: Run) -> _Loaded:
         """The pipeline for `key`, accelerated, with the clip's LoRAs; another one in memory is freed first."""
         if self._loaded is None or self._loaded.key != key:
             self.close()
@@ -200,25 +196,26 @@ class Engine:
         run.acting = self._loaded.adapters.report()
         return self._loaded
 
-    def _load(self, key: tuple[Any, ...], decision: acceleration.Decision, run: "_Run") -> _Loaded:
+    def _load(self, key: tuple[Any, ...], decision: acceleration.Decision, run: Run) -> _Loaded:
         assert run.family.folder is not None, "decide refuses a model that is not on this machine"
         folder, dtypes = run.family.folder, decision.dtypes
+        brought = partial(single_file.components, run.family, dtypes)
         if decision.frees_text:
             from app.engine import reading  # imports torch, which must not happen before a plan is made
 
             device = "cpu" if decision.plan.offload.engaged != "none" else decision.device
             prepare = partial(acceleration.engage_encoders, decision=decision)
             read = partial(self._read, run)
-            pipeline = reading.load_after_reading(folder, dtypes, device, read, prepare, run.on_component)
+            pipeline = reading.load_after_reading(folder, dtypes, device, read, prepare, run.on_component, brought)
         else:
-            pipeline = loading.load_pipeline(folder, dtypes, run.on_component)
+            pipeline = loading.load_pipeline(folder, dtypes, run.on_component, given=brought())
         engaged = acceleration.engage(pipeline, decision)
         adapters = Adapters(pipeline, run.family.title)
         return _Loaded(key, pipeline, dict(pipeline.scheduler.config), engaged, adapters)
 
-    def _read(self, run: "_Run", pipeline: Any) -> None:
+    def _read(self, run: Run, pipeline: Any) -> None:
         """Run a pipeline whose transformers are missing for what its encoders say."""
-        pipeline = loading.as_kind(pipeline, run.family.pipeline_for(run.request))
+        pipeline = run.as_asked(pipeline)
         pipeline.scheduler = scheduler_for(run.request, dict(pipeline.scheduler.config))
         watcher = Watcher(pipeline, run.clock, run.steps, should_stop=run.should_stop, on_progress=run.on_progress)
         run.clock.enter("text")
@@ -226,7 +223,7 @@ class Engine:
         with watcher:
             pipeline(**arguments_for(pipeline, run.family, run.request, watcher.step_end, run.pictures.by_field))
 
-    def _frames(self, loaded: _Loaded, run: "_Run") -> tuple[Frames, dict[str, Any]]:
+    def _frames(self, loaded: _Loaded, run: Run) -> tuple[Frames, dict[str, Any]]:
         """Frames and report; numbers that are none get one more try on the reference backends."""
         backends = loaded.engaged.backends
         try:
@@ -248,10 +245,10 @@ class Engine:
             "try another seed, less guidance or --accel dtype=float32."
         )
 
-    def _attempt(self, loaded: _Loaded, run: "_Run", backends: str) -> Frames:
+    def _attempt(self, loaded: _Loaded, run: Run, backends: str) -> Frames:
         """One run of the pipeline. Whatever happens, hooks and per-run state of the pipeline are gone afterwards."""
         request, clock = run.request, run.clock
-        pipeline = loading.as_kind(loaded.pipeline, run.family.pipeline_for(request))
+        pipeline = run.as_asked(loaded.pipeline)
         # The accelerators ask the loaded one for its step, whichever of the two runs.
         pipeline.scheduler = loaded.pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
         loaded.engaged.begin_clip()
@@ -309,85 +306,11 @@ class Engine:
         _collect()
 
 
-@dataclass
-class _Run:
-    """What belongs to one call of `generate`."""
-
-    request: GenerationRequest
-    family: Family
-    clock: StageClock
-    on_progress: OnProgress | None
-    should_stop: ShouldStop | None
-    previews: bool
-    pictures: Given
-    loras: tuple[LoraFile, ...] = ()
-    acting: list[dict[str, Any]] = field(default_factory=list)
-    """What of the LoRAs acts, for the report."""
-    left_out: tuple[Adjustment, ...] = ()
-
-    @property
-    def steps(self) -> int:
-        return int(self.request.steps or self.family.defaults.steps)
-
-    def layout(self, vae: Any) -> Layout | None:
-        """How this clip's latents are to be read."""
-        return Layout.of(
-            vae, int(self.request.width or 0), int(self.request.height or 0), int(self.request.frames or 0)
-        )
-
-    def tell(self) -> None:
-        if self.on_progress is not None:
-            self.on_progress(self.clock.progress())
-
-    def on_component(self, done: int, of: int) -> None:
-        if done == 0:
-            self.clock.enter("loading", of)
-        self.clock.advance(done)
-        self.tell()
-        self.check_stop()
-
-    def check_stop(self) -> None:
-        if self.should_stop is not None and self.should_stop():
-            raise Stop
-
-    def place(self) -> str:
-        """Where the clip is, to complete "stopped while ..."."""
-        step, steps = self.clock.position
-        words = {"loading": "loading the model", "text": "reading the prompt"}
-        doing = words.get(str(self.clock.stage), str(self.clock.stage))
-        return f"{doing}, step {step} of {steps}" if self.clock.stage == "denoising" else doing
-
-    def explain(self, error: Exception) -> JobFailedError:
-        """The sentence for an error that nobody foresaw; its traceback is kept as text in `detail`."""
-        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-        size = f"{self.request.width}x{self.request.height}, {self.request.frames} frames"
-        if out_of_memory := _is_out_of_memory(error):
-            advice = "try a smaller size or fewer frames, or close other programs."
-            if self.clock.stage == "loading":
-                advice = "close other programs, or try a smaller model or --accel dtype=bfloat16."
-            text = f"Out of memory while {self.place()} ({size}): {advice}"
-        else:
-            text = f"The clip failed while {self.place()} ({size}): {reason}"
-        failure = JobFailedError(text)
-        failure.detail = "".join(traceback.format_exception(error))  # type: ignore[attr-defined]
-        failure.out_of_memory = out_of_memory  # type: ignore[attr-defined]
-        return failure
-
-
 def _found(error: NonFiniteError, steps: int) -> str:
     """What was found where, as the beginning of a sentence."""
     return f"{error.what[:1].upper()}{error.what[1:]} " + (
         f"at step {error.step} of {steps}" if error.step else "after decoding"
     )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def _collect() -> None:

@@ -13,12 +13,15 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError
 
 from app.errors import CannotRunError
 from app.models.sources.network import go_offline as go_offline
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 # What the libraries raise over files that are missing, cut short or not theirs.
 _BROKEN = (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError, TypeError, SafetensorError)
@@ -101,14 +104,16 @@ def load_pipeline(
     return pipeline
 
 
-def as_kind(pipeline: Any, name: str) -> Any:
-    """`pipeline` itself if it is of the diffusers class `name`, else one of that class around the same components."""
+def as_kind(pipeline: Any, name: str, settings: Mapping[str, Any] = _NONE) -> Any:
+    """`pipeline` itself if it is of the diffusers class `name`, else one of that class around the same components, with
+    the same settings but for `settings`.
+    """
     import diffusers
 
     kind = getattr(diffusers, name)
     if type(pipeline) is kind:
         return pipeline
-    at_hand = {**pipeline.config, **pipeline.components}
+    at_hand = {**pipeline.config, **pipeline.components, **settings}
     wanted = {
         one: at_hand.get(one)
         for one, parameter in inspect.signature(kind).parameters.items()

@@ -235,7 +235,7 @@ def _placed(name: str, tensors: Tensors, component: Any, title: str) -> tuple[Te
             continue
         weight = layer.weight
         if match["kind"] == "weight":
-            _check_size(name, match, tensor, weight, title)
+            _check_size(name, match, tensor, layer, title)
         dtype = weight.dtype if weight.dtype.is_floating_point and weight.dtype.itemsize > 1 else component.dtype
         placed[key.removeprefix("transformer.")] = tensor.to(weight.device, dtype)
     if not placed:
@@ -256,10 +256,15 @@ def _layer(component: Any, name: str) -> Any:
     return found if getattr(found, "weight", None) is not None else None
 
 
-def _check_size(name: str, match: re.Match[str], tensor: Any, weight: Any, title: str) -> None:
-    """Numbers that go in (A) and come out (B) must be the layer's."""
+def _check_size(name: str, match: re.Match[str], tensor: Any, layer: Any, title: str) -> None:
+    """Numbers that go in (A) and come out (B) must be the layer's. A linear says them itself, whatever its weight is
+    stored as; a convolution takes a window of them.
+    """
     into = match["half"] == "A"
-    wanted, got = (weight.shape[1:], tensor.shape[1:]) if into else (weight.shape[:1], tensor.shape[:1])
+    size = layer.weight.shape
+    if hasattr(layer, "in_features"):
+        size = (layer.out_features, layer.in_features)
+    wanted, got = (size[1:], tensor.shape[1:]) if into else (size[:1], tensor.shape[:1])
     if tuple(wanted) != tuple(got):
         does = "takes" if into else "gives"
         raise UsageError(

@@ -181,6 +181,8 @@ class Family:
     """As the first words of a sentence: "The starter"; empty: the title."""
     image_pipeline: str = ""
     """Class name in diffusers when a picture is given; empty: ``pipeline`` in any case."""
+    image_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of ``image_pipeline`` that the model's index, written for ``pipeline``, has otherwise."""
     vae_class: str = "AutoencoderKLWan"
     """Class name in diffusers, which says what its latents look like."""
     needs: frozenset[Input] = frozenset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +111,23 @@ def test_one_model_makes_clips_with_and_without_a_picture_in_turns(engine: Engin
     assert np.array_equal(pictured.frames, engine.generate(asked(home)).frames)
     assert pipeline_of(engine) is loaded, "nothing was loaded anew"
     assert plain.pictures == {}
+
+
+def test_a_model_saved_for_words_alone_says_how_it_takes_a_picture(
+    home: Home, tiny_models: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index has the setting for words; that for pictures stands with the family."""
+    folder = shutil.copytree(tiny_models("wan-ti2v"), tmp_path / "model")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"expand_timesteps": False}))
+    family = replace(family_of(folder, "WanPipeline"), image_settings={"expand_timesteps": True})
+    monkeypatch.setattr(starter, "FAMILIES", (family,))
+    with Engine(home) as engine:
+        plain, pictured = engine.generate(asked(home, image=None)).frames, engine.generate(asked(home)).frames
+        assert np.array_equal(engine.generate(asked(home, image=None)).frames, plain)
+    monkeypatch.setattr(starter, "FAMILIES", (family_of(tiny_models("wan-ti2v"), "WanPipeline"),))
+    with Engine(home) as engine:
+        assert np.array_equal(engine.generate(asked(home)).frames, pictured)
 
 
 @pytest.mark.parametrize("model", ["wan-flf2v"], indirect=True)
