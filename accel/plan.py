@@ -258,7 +258,7 @@ class _Planner:
         if self.readouts.of(traits.stage, kind, dtype, place):
             why_not = partial(self.why_not, traits=traits, place=place, dtype=dtype)
             return deciding.backend(self.readouts, traits, kind, dtype, place, known, why_not)
-        rule = policy.rule_for(policy.hardware(self.machine, gpu), kind, policy.shape_class(traits))
+        rule = policy.rule_for(policy.hardware(self.machine, gpu), kind, traits)
         first = next((name for name in rule.order if name in known and dtype in known[name].dtypes), "")
         passed: list[str] = []
         for name in rule.order:

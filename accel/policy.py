@@ -16,6 +16,9 @@ LONG = 4096
 """Tokens from which a shape counts as long. The figures are for 2048 and for 7800 tokens; the border lies between
 them."""
 
+FLASH = 16384
+"""Tokens from which FlashAttention-3 is taken on Hopper: between the 7800 and the 32760 that were measured."""
+
 WORTH = 1.1
 """A lower precision is taken only when it is at least this much faster than float32 in the machine's own test."""
 
@@ -25,8 +28,8 @@ is 10 % on a busy machine: with a smaller margin the choice, hence the clip, wou
 next."""
 
 SMALL = 10**9
-"""Multiplications in a stage's largest linear up to which it counts as small for the number of threads: three times
-those of the probe's test."""
+"""Multiplications in a transformer's largest linear up to which it counts as small: three times those of the probe's
+test of threads."""
 
 FEWER = 1.15
 """Fewer threads than there are cores are taken only when the machine's own test gains at least this much by it."""
@@ -36,7 +39,8 @@ FEWER = 1.15
 class Rule:
     """The order of preference for one kind of work on one class of hardware. "*" fits every class or shape.
 
-    why: the reason for the first of the order, as a clause for a person; figures: what it rests on.
+    why: the reason for the first of the order, as a clause for a person; figures: what it rests on. least: tokens below
+    which it does not count.
     """
 
     hardware: str
@@ -45,6 +49,7 @@ class Rule:
     order: tuple[str, ...]
     why: str
     figures: str
+    least: int = 0
 
 
 PACKED = "weights packed once are faster than weights reordered at each call"
@@ -74,6 +79,14 @@ RULES = (
         ("stock", "onednn_bf16", "sgl_amx_bf16"),
         "PyTorch uses AMX too, and packing gains nothing for this many tokens",
         "the linears of one Wan 1.3B block at 7800 rows: stock bf16 176 ms, onednn_bf16 185 ms, sgl_amx_bf16 192 ms",
+    ),
+    Rule(
+        "cpu-amx",
+        "linear",
+        "small",
+        ("stock", "onednn_bf16", "sgl_amx_bf16"),
+        "a packed linear costs more at each call than so small a product takes",
+        "the starter's clip on 16 cores, denoising: stock bf16 1.34 s, fp32 1.45 s, onednn_bf16 4.61 s",
     ),
     Rule(
         "cpu-amx",
@@ -116,6 +129,16 @@ RULES = (
         ("fa3", "sdpa"),
         "FlashAttention-3 is the fastest known on Hopper in bf16",
         "32760 tokens, 40 x 128 on an H200: fa3 31.9 ms, sdpa 38.1 ms",
+        least=FLASH,
+    ),
+    Rule(
+        "sm_90",
+        "attention",
+        "*",
+        ("sdpa",),
+        "FlashAttention-3 gains nothing for this few tokens, and its calls take longer to start",
+        "7800 tokens, 12 x 128 on an H200: fa3 0.74 ms, sdpa 0.73 ms; 512 keys: 0.24 ms, 0.09 ms; the starter's "
+        "denoising: 0.63 s, 0.50 s",
     ),
     Rule("*", "attention", "*", ("sdpa",), UNKNOWN, "the reference"),
     Rule("*", "linear", "*", ("stock",), UNKNOWN, "the reference"),
@@ -131,6 +154,12 @@ COMPILE = (
     "compiling pays off only over many steps: a first run of a decoder took 65 s on 2 CPU cores; on an H200 compiled "
     "blocks took 2.18 s a forward against 2.65 s"
 )
+
+FUSED = (
+    "FP8 linears take what fused passes hand over: norms, gelu and rotations are read and written once, and nothing "
+    "has to be compiled"
+)
+"""Why `auto` fuses blocks wherever FP8 linears are engaged and the blocks have a fused form."""
 
 
 def hardware(machine: Machine, gpu: Gpu | None) -> str:
@@ -153,15 +182,23 @@ def gain(machine: Machine, work: str) -> float | None:
     return single / low if single and low else None
 
 
-def shape_class(traits: StageTraits) -> str:
-    return "long" if traits.tokens >= LONG else "short"
+def shapes(traits: StageTraits) -> tuple[str, ...]:
+    """The shapes of RULES that a stage has: "long" or "short", and "small" beside that."""
+    small = traits.stage == "transformer" and 0 < _largest(traits) <= SMALL
+    return ("long" if traits.tokens >= LONG else "short", *(("small",) if small else ()))
 
 
-def rule_for(hardware: str, kind: Kind, shape: str) -> Rule:
+def _largest(traits: StageTraits) -> int:
+    """Multiplications in the largest linear, 0 where none is known."""
+    return max((traits.tokens * item.out_features * item.in_features for item in traits.linears), default=0)
+
+
+def rule_for(hardware: str, kind: Kind, traits: StageTraits) -> Rule:
     """The first row that fits. There always is one."""
+    has = ("*", *shapes(traits))
     for rule in RULES:
         fits = rule.hardware in ("*", hardware) or (rule.hardware == "cpu-*" and hardware.startswith("cpu-"))
-        if fits and rule.kind == kind and rule.shape in ("*", shape):
+        if fits and rule.kind == kind and rule.shape in has and traits.tokens >= rule.least:
             return rule
     raise LookupError(f"no rule for {kind} on {hardware}")
 
@@ -172,9 +209,8 @@ def best_threads(machine: Machine, traits: StageTraits, dtype: str, most: int) -
     Handing work to a thread and waiting for it takes some microseconds each. A small model has hundreds of such moments
     in one forward and little to hand out, so many threads can be slower than few.
     """
-    largest = max((traits.tokens * item.out_features * item.in_features for item in traits.linears), default=0)
     times = {count: ms for count in range(1, most + 1) if (ms := machine.figure("threads", f"{dtype}_{count}_ms"))}
-    if traits.stage == "vae" or not 0 < largest <= SMALL or most not in times:
+    if "small" not in shapes(traits) or most not in times:
         return most, "all of them" if most > 1 else "the only one"
     best = min(times, key=lambda count: times[count])
     told = f"a small transformer block takes {times[best]:.3g} ms with {best}, {times[most]:.3g} ms with {most}"
@@ -194,9 +230,3 @@ def printed() -> str:
 
 if __name__ == "__main__":
     print(printed())
-
-FUSED = (
-    "FP8 linears take what fused passes hand over: norms, gelu and rotations are read and written once, and nothing "
-    "has to be compiled"
-)
-"""Why `auto` fuses blocks wherever FP8 linears are engaged and the blocks have a fused form."""

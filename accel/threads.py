@@ -11,11 +11,10 @@ forward of the starter, medians in milliseconds, alone and beside one busy proce
 
 A spin is one `pause`, some 50 cycles on Zen 4 and 140 on Intel since Skylake.
 
-With more threads, waking them takes longer and a sleeping one is missed more. On 16 cores of an Emerald Rapids Xeon the
-same fp32 kernels took, with 1000 spins against torch's own way, 1.43 times as long for the starter's steps and 1.07
-times for a step shaped like Wan 2.1 1.3B. So more than `FEW` threads spin longer, about a millisecond there, to span
-the gaps between parallel loops; that number is reckoned, not measured. `waiting_for` is the one place where the choice
-stands.
+With more threads, waking them takes longer and a sleeping one is missed more. On 16 cores of a Xeon with AMX, against
+torch's own way: 1000 spins took 1.43 times as long for the starter's steps and 1.07 times for a step shaped like Wan
+2.1 1.3B in bf16; 20000 spins 1.06 and 1.14 times. So more than `FEW` threads wait in torch's own way, as plain
+diffusers' do. `waiting_for` is the one place where the choice stands.
 """
 
 from __future__ import annotations
@@ -31,23 +30,21 @@ FEW = 4
 """Threads up to which a moment's spinning is enough."""
 
 WAITING_ENVIRONMENT = {
-    # How idle workers wait: passive: sleep at once; brief, patient: spin for a moment or a longer one, then sleep;
-    # active: torch's own way.
+    # How idle workers wait: passive: sleep at once; brief: spin for a moment, then sleep; active: torch's own way.
     # GOMP is Linux's OpenMP, KMP the one of macOS, Windows and MKL, which can't spin for less than a millisecond
     "passive": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"},
     "brief": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"},
-    "patient": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"},
     "active": {},
 }
 WAITING_REASONS = {
     "brief": "idle threads soon sleep, so that beside one busy program a clip takes twice as long, not four times",
-    "patient": "idle threads spin for about a millisecond before they sleep, as many of them are slow to wake",
+    "active": "many threads are slow to wake: idle ones spin on, as torch has them do by itself",
 }
 
 
 def waiting_for(threads: int) -> str:
     """The way of waiting, a key of `WAITING_ENVIRONMENT`, for so many threads."""
-    return "brief" if threads <= FEW else "patient"
+    return "brief" if threads <= FEW else "active"
 
 
 def environment(machine: Machine, threads: int | None = None, waiting: str | None = None) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from accel import gpucheck
 from accel.backends import backend
 from accel.backends.fa3 import Fa3
-from accel.backends.runtime import AttentionCall
+from accel.backends.runtime import AttentionCall, Refused
 from accel.backends.sdpa import attend
 from accel.checking import passes
 from accel.checking.line import relative
@@ -25,10 +25,35 @@ pytestmark = pytest.mark.skipif(real_build(), reason="a real sgl_kernel is loade
 CPU = torch.device("cpu")
 
 
+def attended(name: str, tokens: tuple[int, ...]) -> list[gpucheck.Case]:
+    """The cases of one backend, none of them refused."""
+    found = list(gpucheck.attention_cases(backend("attention", name), CPU, tokens))
+    assert not [text for text in found if isinstance(text, str)]
+    return [case for case in found if isinstance(case, gpucheck.Case)]
+
+
+def test_a_refused_case_is_told_and_the_others_go_on_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN has no kernel for a single key: on an H200 that ended the whole check."""
+    run = Fa3.run
+
+    def picky(self: Any, call: AttentionCall) -> torch.Tensor:
+        if call.key.shape[1] == 1:
+            raise Refused("no kernel for one key")
+        return run(self, call)
+
+    monkeypatch.setattr(Fa3, "run", picky)
+    with emulator.installed():
+        found = list(gpucheck.attention_cases(backend("attention", "fa3"), CPU, (65,)))
+    told = [text for text in found if isinstance(text, str)]
+    assert len(told) == len(gpucheck.SIZES) * len(gpucheck.BATCHES)
+    assert all("refused: no kernel for one key" in text for text in told)
+    assert len(found) == len(told) * len(gpucheck.KEYS)
+
+
 @pytest.mark.parametrize("name", ["fa3", "fa3_fp8"])
 def test_right_attention_passes_emulated(name: str) -> None:
     with emulator.installed():
-        found = list(gpucheck.attention_cases(backend("attention", name), CPU, (1, 65)))
+        found = attended(name, (1, 65))
     print("\n".join(case.text() for case in found))
     assert len(found) == 2 * len(gpucheck.SIZES) * len(gpucheck.BATCHES) * len(gpucheck.KEYS)
     assert all(case.right for case in found)
@@ -37,7 +62,7 @@ def test_right_attention_passes_emulated(name: str) -> None:
 @pytest.mark.parametrize("name", ["aiter_bf16", "aiter_fmha_fp8", "aiter_mla_fp8"])
 def test_right_attention_on_amd_passes_emulated(name: str) -> None:
     with aiter.installed():
-        found = list(gpucheck.attention_cases(backend("attention", name), CPU, (1, 65)))
+        found = attended(name, (1, 65))
     print("\n".join(case.text() for case in found))
     sizes = gpucheck.SIZES if name == "aiter_bf16" else (128,)
     assert len(found) == 2 * len(sizes) * len(gpucheck.BATCHES) * len(gpucheck.KEYS)
@@ -52,7 +77,7 @@ def test_wrong_attention_is_found_emulated(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Fa3, "run", forgetful)
     with emulator.installed():
-        found = list(gpucheck.attention_cases(backend("attention", "fa3"), CPU, (65,)))
+        found = attended("fa3", (65,))
     assert not any(case.right for case in found if "1 keys" not in case.case)
 
 

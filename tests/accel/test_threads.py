@@ -91,10 +91,11 @@ def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
     assert environ == before
 
 
-@pytest.mark.parametrize(("count", "way"), [(1, "brief"), (4, "brief"), (5, "patient"), (112, "patient")])
-def test_many_threads_spin_longer(count: int, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "way"), [(1, "brief"), (4, "brief"), (5, "active"), (112, "active")])
+def test_many_threads_wait_in_torchs_own_way(count: int, way: str, tmp_path: Path) -> None:
     found = machine("sapphire-rapids", tmp_path)
     assert threads.WAITING_ENVIRONMENT[way].items() <= threads.environment(found, count).items()
+    assert ("GOMP_SPINCOUNT" in threads.environment(found, count)) == (way != "active")
     plan = make_plan(found, model(), Preferences(threads=str(count)))
     (waiting,) = [choice for choice in plan.choices() if choice.setting == "waiting"]
     assert (waiting.engaged, waiting.reasons) == (way, (threads.WAITING_REASONS[way],))
