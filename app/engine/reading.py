@@ -19,6 +19,7 @@ from torch import nn
 from accel.fit.needs import stage_of
 from app.engine import loading
 from app.errors import JobFailedError
+from app.worker.machine_memory import trim
 
 Answers = dict[str, Any]
 Run = Callable[[Any], Any]
@@ -88,6 +89,7 @@ def load_after_reading(
     """
     given = _read(folder, dtypes, device, run, prepare, on_component)
     gc.collect()
+    trim()
     return loading.load_pipeline(folder, dtypes, on_component, given={**given, **brought()})
 
 
