@@ -22,6 +22,7 @@ from app.pictures import FIELDS, TITLES, Field
 from app.plain import to_data
 from app.ui.context import Context, bytes_text, escaped
 from app.ui.endpoints import add_endpoints
+from app.ui.form import holds_loras
 from app.ui.rows import script
 
 THUMB = (240, 96)
@@ -61,9 +62,12 @@ def loras_field(context: Context, values: dict[str, Any]) -> Any:
     )
 
 
-def possible(family: Family) -> list[Any]:
-    """Updates of the three: those that the model can't use are not shown."""
-    return [gr.update(visible=name in family.takes) for name in (*FIELDS, "lora")]
+def possible(family: Family, image: str = "", last_image: str = "", text: str = "") -> list[Any]:
+    """Updates of the three: those that the model can't use are not shown, unless they hold something all the same (a
+    preset's, say), which can then be taken away.
+    """
+    held = {"image": bool(image), "last_image": bool(last_image), "lora": holds_loras(text)}
+    return [gr.update(visible=name in family.takes or is_held) for name, is_held in held.items()]
 
 
 def _picture_field(context: Context, name: Field, value: str, family: Family) -> Any:

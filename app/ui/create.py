@@ -167,7 +167,8 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **HEARD)
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **HEARD)
     by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras")]
-    parts["model"].change(told(_possible), [parts["model"]], by_model, **HEARD)
+    brings = [parts[name] for name in ("model", "image", "last_image", "loras")]
+    parts["model"].change(told(_possible), brings, by_model, **HEARD)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
     parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
@@ -210,14 +211,14 @@ def _defaults_of(model: str, *values: Any) -> list[Any]:
     return [kept[name] if name in stays else fresh[name] for name in NAMES]
 
 
-def _possible(model: str) -> list[Any]:
+def _possible(model: str, *brought_along: str) -> list[Any]:
     """What can be chosen of scheduler, shift and second guidance, and which of pictures and LoRAs can be given."""
     family = family_for(model)
     return [
         gr.update(choices=list(family.schedulers)),
         gr.update(visible="shift" in family.takes),
         gr.update(visible=family.defaults.guidance_2 is not None),
-        *brought.possible(family),
+        *brought.possible(family, *brought_along),
     ]
 
 

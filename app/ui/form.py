@@ -59,7 +59,12 @@ class FormFields:
 
     def fill(self, request: GenerationRequest) -> list[Any]:
         """Updates for `components` that make the form ask for exactly `request`."""
-        return [gr.update(value=value) for value in values_of(request).values()]
+        values = values_of(request)
+        # what a preset brings is seen, whether or not the model can use it
+        shown = {**{name: bool(values[name]) for name in PICTURES}, "loras": bool(request.loras)}
+        return [
+            gr.update(value=value, **({"visible": True} if shown.get(name) else {})) for name, value in values.items()
+        ]
 
     def read(self, *values: Any) -> GenerationRequest:
         """The request that the form asks for. Raises UsageError naming the field."""
@@ -118,6 +123,14 @@ def loras_text(request: GenerationRequest, model: str) -> str:
     """The value of the field "loras": with the model's name, since that decides which there are to choose from."""
     found = [one.model_dump(mode="json", exclude_defaults=True) for one in request.loras]
     return json.dumps({"model": model, "loras": found}, ensure_ascii=False)
+
+
+def holds_loras(text: str) -> bool:
+    """Whether there is anything in a value of the field "loras"."""
+    try:
+        return bool(_loras(text))
+    except UsageError:
+        return True
 
 
 def _loras(text: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from app.request import GenerationRequest, Lora
 from app.ui.brought import choices, kept, possible, seen
 from app.ui.context import Context
 from app.ui.create import _defaults_of
-from app.ui.form import NAMES, request_of, values_of
+from app.ui.form import NAMES, FormFields, request_of, values_of
 from tests.app import lora_files
 from tests.app.drawn import drawn, saved
 from tests.app.ui.desk import Desk
@@ -88,6 +89,14 @@ def test_the_list_of_loras_follows_the_model_and_the_folder(context: Context) ->
 def test_only_what_the_model_can_use_is_shown() -> None:
     assert [one["visible"] for one in possible(family_for(BOTH))] == [True, True, True]
     assert [one["visible"] for one in possible(family_for("wan2.1-t2v-1.3b"))] == [False, False, True]
+    plain = replace(family_for("starter"), takes=frozenset())
+    assert [one["visible"] for one in possible(plain, "a.png", "", '{"loras": []}')] == [True, False, False]
+    assert [one["visible"] for one in possible(plain, "", "", '{"loras": ["a"]}')] == [False, False, True]
+    assert possible(plain, "", "", "{")[2]["visible"]
+    form = FormFields(dict.fromkeys(NAMES))
+    filled = dict(zip(NAMES, form.fill(GenerationRequest(image="a.png")), strict=True))
+    assert filled["image"] == {"value": "a.png", "visible": True, "__type__": "update"}
+    assert "visible" not in filled["loras"]
 
 
 # -- the form ---------------------------------------------------------------------------------------------------------
