@@ -36,11 +36,12 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "skyreels-i2v": skyreels.i2v,
     "sana": sana.t2v,
 }
-# The hub's indexes still name tokenizers by these, which transformers 5 reads but does not write.
+# The hub's indexes still name these so, which transformers 5 reads but does not write.
 _HUB_NAMES = {
     "T5Tokenizer": "T5TokenizerFast",
     "TokenizersBackend": "LlamaTokenizerFast",
     "GemmaTokenizer": "GemmaTokenizerFast",
+    "CLIPImageProcessorPil": "CLIPImageProcessor",  # which it is where torchvision is missing
 }
 
 

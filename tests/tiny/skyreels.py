@@ -33,7 +33,7 @@ def i2v() -> Any:
         text.t5_tokenizer(),
         text.umt5_encoder(),
         text.image_encoder(projected=True),
-        text.image_processor(),
+        text.image_processor(with_words=True),
         transformer,
         wan.vae(),
         wan.scheduler(5.0),

@@ -99,11 +99,15 @@ def image_encoder(projected: bool = False) -> Any:
     ).eval()
 
 
-def image_processor() -> Any:
-    """What prepares pictures for `image_encoder`."""
-    from transformers import CLIPImageProcessor
+def image_processor(with_words: bool = False) -> Any:
+    """What prepares pictures for `image_encoder`; `with_words`: as SkyReels V2's pipeline names it, with CLIP's
+    tokenizer, which nothing there uses.
+    """
+    from transformers import CLIPImageProcessor, CLIPProcessor
 
-    return CLIPImageProcessor(size={"shortest_edge": IMAGE_SIZE}, crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE})
+    crop = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    pictures = CLIPImageProcessor(size={"shortest_edge": IMAGE_SIZE}, crop_size=crop)
+    return CLIPProcessor(pictures, clip_tokenizer()) if with_words else pictures
 
 
 def llama_tokenizer() -> Any:
