@@ -10,6 +10,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # the first that fits: an attention kernel's name holds its library's words for products too
     ("attention", ("flash", "fmha", "sdpa", "attention")),
     ("linears", ("gemm", "cutlass", "nvjet", "cublas", "xmma", "splitkreduce")),
+    ("fused passes", ("tokens_kernel", "rows_kernel", "heads_kernel")),
     ("quantising alone", ("_largest", "_heads", "_rows")),
     ("compiled, with quantising", ("triton_red_fused", "triton_per_fused")),
     ("compiled, without", ("triton_",)),

@@ -1,40 +1,46 @@
-"""The fused passes in Triton: every token is read once and written once. Same functions as `plain`.
+"""The fused passes' kernels in Triton: every token is read once and written once.
 
 One program holds one token whole, so that norms, largest magnitudes and the final cast need no second read. Import this
-where there is a GPU (or Triton's interpreter) and Triton alone.
+where there is a GPU (or Triton's interpreter) and Triton alone; `passes.py` launches them.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from accel.fp8 import SMALLEST
-from accel.fused.plain import Modulation, Norm, Rows, head_scales
-from accel.triton_fp8 import _cast, _finite_size, _most, _on
-
-NONE = -1
-"""For a row of the modulation that a pass does not use."""
-
+from accel.triton_fp8 import _cast, _finite_size
 
 # Annotations of kernels are compiled too: only names inside `tl` may stand there.
+#
+# A program's columns are a power of two, and 5120 of 8192 would leave three eighths of its threads without work. So a
+# token is held in two pieces, `first` columns and `rest` more (0 where the first are all): 5120 = 4096 + 1024.
 
 
 @triton.jit
-def _quantise(
-    values: tl.tensor,
-    row: tl.tensor,
-    out: tl.tensor,
-    scales: tl.tensor,
-    at: tl.tensor,
-    columns: tl.constexpr,
-    most: tl.constexpr,
-    least: tl.constexpr,
+def _piece(start: tl.tensor, at: tl.tensor, columns: tl.constexpr) -> tl.tensor:
+    """Columns `at` of the row at `start`, in float32; past the nearest cache, which belongs to what all rows share."""
+    return tl.load(start + at, mask=at < columns, other=0.0, cache_modifier=".cg").to(tl.float32)
+
+
+@triton.jit
+def _shared(start: tl.tensor, at: tl.tensor, columns: tl.constexpr) -> tl.tensor:
+    """The same of a row that every token reads."""
+    return tl.load(start + at, mask=at < columns, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _largest(values: tl.tensor) -> tl.tensor:
+    """The largest magnitude of what is finite."""
+    return tl.max(_finite_size(values), axis=0)
+
+
+@triton.jit
+def _put(
+    values: tl.tensor, out: tl.tensor, at: tl.tensor, columns: tl.constexpr, factor: tl.tensor, most: tl.constexpr
 ) -> None:
-    scale = tl.maximum(tl.max(_finite_size(values), axis=0), least) / most
-    tl.store(scales + row, scale)
-    tl.store(out + row * columns + at, _cast(values, 1.0 / scale, most, out), mask=at < columns)
+    """Times `factor`, as FP8; what is not finite becomes NaN."""
+    tl.store(out + at, _cast(values, factor, most, out), mask=at < columns)
 
 
 @triton.jit
@@ -46,15 +52,62 @@ def _moved(
     at: tl.tensor,
     columns: tl.constexpr,
 ) -> tl.tensor:
-    """One row of a modulation. These rows are the same for all tokens, so they stay in the nearest cache."""
-    row = tl.load(embedding + index * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+    """Row `index` of a modulation."""
+    row = _shared(embedding + index * columns, at, columns)
     if tabled:
-        row += tl.load(table + index * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+        row += _shared(table + index * columns, at, columns)
     return row
 
 
 @triton.jit
-def _tokens(
+def _added(
+    values: tl.tensor,
+    y: tl.tensor,
+    total: tl.tensor,
+    embedding: tl.tensor,
+    table: tl.tensor,
+    gate: tl.constexpr,
+    tabled: tl.constexpr,
+    at: tl.tensor,
+    columns: tl.constexpr,
+) -> tl.tensor:
+    """The sum with y, gated where a gate is named, rounded and stored."""
+    more = _piece(y, at, columns)
+    if gate >= 0:
+        more *= _moved(embedding, table, gate, tabled, at, columns)
+    rounded = (values + more).to(total.dtype.element_ty)
+    tl.store(total + at, rounded, mask=at < columns)
+    return rounded.to(tl.float32)
+
+
+@triton.jit
+def _normal(
+    values: tl.tensor,
+    factor: tl.tensor,
+    embedding: tl.tensor,
+    table: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    shift: tl.constexpr,
+    scale: tl.constexpr,
+    tabled: tl.constexpr,
+    affine: tl.constexpr,
+    like: tl.tensor,
+    at: tl.tensor,
+    columns: tl.constexpr,
+) -> tl.tensor:
+    """Centred values times `factor`, then the norm's own weight and bias, then the modulation; rounded."""
+    values *= factor
+    if affine:
+        values = values * _shared(weight, at, columns) + _shared(bias, at, columns)
+    if scale >= 0:
+        factors = 1.0 + _moved(embedding, table, scale, tabled, at, columns)
+        values = values * factors + _moved(embedding, table, shift, tabled, at, columns)
+    return values.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def tokens_kernel(
     x: tl.tensor,
     y: tl.tensor,
     total: tl.tensor,
@@ -78,39 +131,60 @@ def _tokens(
     quantised: tl.constexpr,
     most: tl.constexpr,
     least: tl.constexpr,
-    block: tl.constexpr,
+    first: tl.constexpr,
+    rest: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    inside = at < columns
-    place = row * columns + at
-    moved = embedding + (row // per_embedding) * embedding_stride
-    values = tl.load(x + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    embedding += (row // per_embedding) * embedding_stride
+    place = row * columns
+    at = tl.arange(0, first)
+    a = _piece(x + place, at, columns)
+    if rest > 0:
+        beyond = first + tl.arange(0, rest)
+        b = _piece(x + place, beyond, columns)
     if summed:
-        more = tl.load(y + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-        if gate >= 0:
-            more *= _moved(moved, table, gate, tabled, at, columns)
-        added = (values + more).to(total.dtype.element_ty)
-        tl.store(total + place, added, mask=inside)
-        values = added.to(tl.float32)
+        a = _added(a, y + place, total + place, embedding, table, gate, tabled, at, columns)
+        if rest > 0:
+            b = _added(b, y + place, total + place, embedding, table, gate, tabled, beyond, columns)
     if normal:
-        centred = tl.where(inside, values - tl.sum(values, axis=0) / columns, 0.0)
-        values = centred * (1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / columns + eps))
-        if affine:
-            values *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-            values += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-        if scale >= 0:
-            values *= 1.0 + _moved(moved, table, scale, tabled, at, columns)
-            values += _moved(moved, table, shift, tabled, at, columns)
-        rounded = values.to(x.dtype.element_ty)
+        sums = tl.sum(a, axis=0)
+        if rest > 0:
+            sums += tl.sum(b, axis=0)
+        mean = sums / columns
+        a = tl.where(at < columns, a - mean, 0.0)
+        squares = tl.sum(a * a, axis=0)
+        if rest > 0:
+            b = tl.where(beyond < columns, b - mean, 0.0)
+            squares += tl.sum(b * b, axis=0)
+        factor = 1.0 / tl.sqrt(squares / columns + eps)
+        a = _normal(a, factor, embedding, table, weight, bias, shift, scale, tabled, affine, x, at, columns)
+        if rest > 0:
+            b = _normal(b, factor, embedding, table, weight, bias, shift, scale, tabled, affine, x, beyond, columns)
         if quantised:
-            _quantise(rounded.to(tl.float32), row, out, scales, at, columns, most, least)
+            # what lies beyond the columns is a norm's shift, not 0
+            size = _largest(tl.where(at < columns, a, 0.0))
+            if rest > 0:
+                size = tl.maximum(size, _largest(tl.where(beyond < columns, b, 0.0)))
+            to = tl.maximum(size, least) / most
+            tl.store(scales + row, to)
+            _put(a, out + place, at, columns, 1.0 / to, most)
+            if rest > 0:
+                _put(b, out + place, beyond, columns, 1.0 / to, most)
         else:
-            tl.store(out + place, rounded, mask=inside)
+            tl.store(out + place + at, a.to(out.dtype.element_ty), mask=at < columns)
+            if rest > 0:
+                tl.store(out + place + beyond, b.to(out.dtype.element_ty), mask=beyond < columns)
 
 
 @triton.jit
-def _rows(
+def _activated(values: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """gelu, tanh form: x * (1 + tanh(u)) / 2 is x * sigmoid(2 u), one exponential instead of a tanh; rounded."""
+    inner = 1.5957691216057308 * (values + 0.044715 * values * values * values)
+    return (values / (1.0 + tl.exp(-inner))).to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def rows_kernel(
     x: tl.tensor,
     out: tl.tensor,
     scales: tl.tensor,
@@ -118,20 +192,66 @@ def _rows(
     gelu: tl.constexpr,
     most: tl.constexpr,
     least: tl.constexpr,
-    block: tl.constexpr,
+    first: tl.constexpr,
+    rest: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    values = tl.load(x + row * columns + at, mask=at < columns, other=0.0, cache_modifier=".cg").to(tl.float32)
+    place = row * columns
+    at = tl.arange(0, first)
+    a = _piece(x + place, at, columns)
     if gelu:
-        # x * (1 + tanh(u)) / 2 is x * sigmoid(2 u): one exponential instead of a tanh
-        inner = 1.5957691216057308 * (values + 0.044715 * values * values * values)
-        values = (values / (1.0 + tl.exp(-inner))).to(x.dtype.element_ty).to(tl.float32)
-    _quantise(values, row, out, scales, at, columns, most, least)
+        a = _activated(a, x)
+    size = _largest(a)
+    if rest > 0:
+        beyond = first + tl.arange(0, rest)
+        b = _piece(x + place, beyond, columns)
+        if gelu:
+            b = _activated(b, x)
+        size = tl.maximum(size, _largest(b))
+    scale = tl.maximum(size, least) / most
+    tl.store(scales + row, scale)
+    _put(a, out + place, at, columns, 1.0 / scale, most)
+    if rest > 0:
+        _put(b, out + place, beyond, columns, 1.0 / scale, most)
 
 
 @triton.jit
-def _heads(
+def _headed(
+    values: tl.tensor,
+    factor: tl.tensor,
+    weight: tl.tensor,
+    cosine: tl.tensor,
+    sine: tl.tensor,
+    scales: tl.tensor,
+    out: tl.tensor,
+    like: tl.tensor,
+    begin: tl.constexpr,
+    count: tl.constexpr,
+    columns: tl.constexpr,
+    size: tl.constexpr,
+    rotated: tl.constexpr,
+    quantised: tl.constexpr,
+    most: tl.constexpr,
+) -> None:
+    """Columns `begin` to `begin + count` of one token: normed, turned, stored."""
+    at = begin + tl.arange(0, count)
+    values = (values * factor * _shared(weight, at, columns)).to(like.dtype.element_ty).to(tl.float32)
+    if rotated:
+        pair = begin + 2 * tl.arange(0, count // 2)
+        cosines = _shared(cosine, pair % size, size)
+        sines = _shared(sine + 1, pair % size, size)
+        left, right = tl.split(tl.reshape(values, (count // 2, 2)))
+        turned = tl.join(left * cosines - right * sines, left * sines + right * cosines)
+        values = tl.reshape(turned, (count,)).to(like.dtype.element_ty).to(tl.float32)
+    if quantised:
+        scale = tl.load(scales + at // size, mask=at < columns, other=1.0)
+        _put(values, out, at, columns, 1.0 / scale, most)
+    else:
+        tl.store(out + at, values.to(out.dtype.element_ty), mask=at < columns)
+
+
+@triton.jit
+def heads_kernel(
     x: tl.tensor,
     weight: tl.tensor,
     cosine: tl.tensor,
@@ -145,145 +265,20 @@ def _heads(
     rotated: tl.constexpr,
     quantised: tl.constexpr,
     most: tl.constexpr,
-    block: tl.constexpr,
+    first: tl.constexpr,
+    rest: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    inside = at < columns
-    values = tl.load(x + row * columns + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-    values *= 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / columns + eps)
-    values *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    values = values.to(x.dtype.element_ty).to(tl.float32)
-    if rotated:
-        pair = 2 * tl.arange(0, block // 2)
-        turn = (row % tokens) * size + pair % size
-        cosines = tl.load(cosine + turn, mask=pair < columns, other=0.0).to(tl.float32)
-        sines = tl.load(sine + turn + 1, mask=pair < columns, other=0.0).to(tl.float32)
-        first, second = tl.split(tl.reshape(values, (block // 2, 2)))
-        turned = tl.join(first * cosines - second * sines, first * sines + second * cosines)
-        values = tl.reshape(turned, (block,)).to(x.dtype.element_ty).to(tl.float32)
-    if quantised:
-        factor = 1.0 / tl.load(scales + at // size, mask=inside, other=1.0)
-        tl.store(out + row * columns + at, _cast(values, factor, most, out), mask=inside)
-    else:
-        tl.store(out + row * columns + at, values.to(out.dtype.element_ty), mask=inside)
-
-
-def add(x: torch.Tensor, y: torch.Tensor, modulation: Modulation, gate: int | None) -> torch.Tensor:
-    """As `plain.add`."""
-    total = torch.empty_like(x)
-    _run(x, y, gate, None, modulation, total, None, None)
-    return total
-
-
-def normed(x: torch.Tensor, norm: Norm, modulation: Modulation) -> torch.Tensor:
-    """As `plain.normed`."""
-    out = torch.empty_like(x)
-    _run(x, None, None, norm, modulation, None, out, None)
-    return out
-
-
-def normed_rows(x: torch.Tensor, norm: Norm, modulation: Modulation, form: torch.dtype) -> Rows:
-    """As `plain.normed_rows`."""
-    found = _rows_like(x, form)
-    _run(x, None, None, norm, modulation, None, *found)
-    return found
-
-
-def add_normed_rows(
-    x: torch.Tensor, y: torch.Tensor, gate: int | None, norm: Norm, modulation: Modulation, form: torch.dtype
-) -> tuple[torch.Tensor, Rows]:
-    """As `plain.add_normed_rows`."""
-    total, found = torch.empty_like(x), _rows_like(x, form)
-    _run(x, y, gate, norm, modulation, total, *found)
-    return total, found
-
-
-def gelu_rows(x: torch.Tensor, form: torch.dtype) -> Rows:
-    """As `plain.gelu_rows`."""
-    return _quantised(x, form, True)
-
-
-def rows(x: torch.Tensor, form: torch.dtype) -> Rows:
-    """As `plain.rows`."""
-    return _quantised(x, form, False)
-
-
-def _quantised(x: torch.Tensor, form: torch.dtype, gelu: bool) -> Rows:
-    x, found = x.contiguous(), _rows_like(x, form)
-    columns = x.shape[-1]
-    shape = (columns, gelu, _most(form), SMALLEST, triton.next_power_of_2(columns))
-    with _on(x):
-        _rows[(x.numel() // columns,)](x, *found, *shape, num_warps=_warps(columns))
-    return found
-
-
-def heads(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    rotation: tuple[torch.Tensor, torch.Tensor] | None,
-    count: int,
-    form: torch.dtype | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As `plain.heads`."""
-    x = x.contiguous()
-    batch, tokens, columns = x.shape
-    size = columns // count
-    out = torch.empty((batch, tokens, count, size), dtype=form or x.dtype, device=x.device)
-    scales = None if form is None else head_scales(weight, count, form)
-    cosine, sine = (part.contiguous() for part in rotation) if rotation is not None else (x, x)
-    most = 0.0 if form is None else _most(form)
-    with _on(x):
-        _heads[(batch * tokens,)](
-            x, weight, cosine, sine, x if scales is None else scales, out, tokens, columns, size, eps,
-            rotation is not None, form is not None, most, triton.next_power_of_2(columns), num_warps=_warps(columns),
-        )  # fmt: skip
-    return out, None if scales is None else scales.expand(batch, -1).contiguous()
-
-
-def _run(
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    gate: int | None,
-    norm: Norm | None,
-    modulation: Modulation,
-    total: torch.Tensor | None,
-    out: torch.Tensor | None,
-    scales: torch.Tensor | None,
-) -> None:
-    """The one kernel behind sums and norms. `total` and `out` are contiguous; so become x, y and the modulation."""
-    x, y = x.contiguous(), None if y is None else y.contiguous()
-    embedding, table = modulation.embedding.contiguous(), modulation.table
-    columns = x.shape[-1]
-    tokens = x.numel() // columns
-    per = 1 if embedding.dim() == 4 else tokens // embedding.shape[0]
-    used = norm or Norm(0.0)
-    affine = used.weight is not None and used.bias is not None
-    most = _most(out.dtype) if out is not None and scales is not None else 0.0
-    with _on(x):
-        _tokens[(tokens,)](
-            x, _or(y, x), _or(total, x), _or(out, x), _or(scales, x), embedding, _or(table, x),
-            _or(used.weight, x), _or(used.bias, x), per, embedding.shape[-2] * columns, columns, used.eps, _index(gate),
-            _index(used.shift), _index(used.scale), table is not None, y is not None, norm is not None, affine,
-            scales is not None, most, SMALLEST, triton.next_power_of_2(columns), num_warps=_warps(columns),
-        )  # fmt: skip
-
-
-def _or(tensor: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:
-    """A pointer is wanted even where a kernel does not read it."""
-    return otherwise if tensor is None else tensor
-
-
-def _index(row: int | None) -> int:
-    return NONE if row is None else row
-
-
-def _rows_like(x: torch.Tensor, form: torch.dtype) -> Rows:
-    scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    return Rows(torch.empty(x.shape, dtype=form, device=x.device), scales)
-
-
-def _warps(columns: int) -> int:
-    """Some 32 values a thread stay in registers."""
-    return min(16, max(1, triton.next_power_of_2(columns) // 1024))
+    turn = (row % tokens) * size
+    place = row * columns
+    a = _piece(x + place, tl.arange(0, first), columns)
+    squares = tl.sum(a * a, axis=0)
+    if rest > 0:
+        b = _piece(x + place, first + tl.arange(0, rest), columns)
+        squares += tl.sum(b * b, axis=0)
+    factor = 1.0 / tl.sqrt(squares / columns + eps)
+    _headed(a, factor, weight, cosine + turn, sine + turn, scales, out + place, x, 0, first, columns, size, rotated,
+            quantised, most)  # fmt: skip
+    if rest > 0:
+        _headed(b, factor, weight, cosine + turn, sine + turn, scales, out + place, x, first, rest, columns, size,
+                rotated, quantised, most)  # fmt: skip

@@ -202,7 +202,7 @@ def kernels_for(device: torch.device) -> Any:
     if device.type == "cpu":
         return plain
     fp8.kernels(device)  # says what is missing
-    return importlib.import_module("accel.fused.kernels")
+    return importlib.import_module("accel.fused.passes")
 
 
 def fuse_blocks(blocks: list[nn.Module], slot: AttentionSlot | None, tally: Counting) -> Callable[[], None]:
