@@ -59,6 +59,11 @@ class Contender:
     approximate: tuple[StageName, Kind, str] | None = None
     rehearsed: bool = False
 
+    @property
+    def caches(self) -> bool:
+        """Whether it tries out a step cache."""
+        return self.approximate is not None and self.approximate[1] == "cache"
+
 
 def contenders(
     machine: Machine, traits: ModelTraits, plan: Plan, registry: Iterable[Backend] = REGISTRY

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel import caches
 from accel.readouts import micro, ranking, run, store
 from accel.readouts.clips import Made
 from accel.readouts.results import PROMPTS, Peak, Place, Results
@@ -61,8 +62,14 @@ def test_what_was_measured_is_kept_and_decides_the_plan(tmp_path: Path, pipeline
     assert results.measurements == (made,)
     assert {one.dtype for one in results.peaks} == {"float32", "int8"}
     assert all(row.share_of_peak is not None and row.share_of_peak <= 1 for row in made.rows if row.time)
-    assert [clip.plan for clip in made.clips] == ["reference", "automatic", "automatic with dynamic_int8"]
-    (quality,) = results.qualities
+    tried = ["dynamic_int8", *caches.NAMES]
+    assert [clip.plan for clip in made.clips] == [
+        "reference",
+        "automatic",
+        *(f"automatic with {name}" for name in tried),
+    ]
+    assert [quality.backend for quality in results.qualities] == tried
+    quality = results.qualities[0]
     assert (quality.prompts, quality.why_not) == (PROMPTS, "")
     traits = accel.traits_of(pipeline, width=64, height=32, frames=5)
     stage = accel.make_plan(HERE, traits, readouts=ranking.for_model(results, traits, "tiny")).stage("transformer")
@@ -77,6 +84,7 @@ def test_a_quick_one_makes_few_steps_compares_no_prompts_and_takes_known_peaks(t
     store.save(known, tmp_path)
     results, made = benchmark(tmp_path, pipeline, quick=True).run()
     assert {clip.steps for clip in made.clips} == {run.QUICK_STEPS}
+    assert [clip.plan for clip in made.clips] == ["reference", "automatic", "automatic with dynamic_int8"]
     assert results.qualities == ()
     assert results.peaks == known.peaks
     full, _ = benchmark(tmp_path, pipeline, quality=False).run()
@@ -92,7 +100,14 @@ def test_what_would_take_too_long_is_left_out_and_said(
     assert results.qualities == ()
     assert any("clips of 20 prompts were not compared" in note for note in made.notes)
     asked, _ = benchmark(tmp_path, pipeline, quality=True).run()
-    assert len(asked.qualities) == 1
+    assert len(asked.qualities) == 1 + len(caches.NAMES)
+    monkeypatch.setattr(run, "QUALITY_SECONDS", 1.0)
+    seconds = {True: 2.0, False: 0.5}  # with step caches, and without
+    monkeypatch.setattr(
+        run.whole_clips, "seconds_for", lambda made, plans, _: seconds[any(one.caches for one in plans)]
+    )
+    fewer, _ = benchmark(tmp_path / "fewer", pipeline).run()
+    assert [one.backend for one in fewer.qualities] == ["dynamic_int8"], "what auto may take comes first"
     monkeypatch.setattr(run, "CLIP_SECONDS", {True: 0.0, False: 0.0})
     _, made = benchmark(tmp_path, pipeline).run()
     assert made.clips == ()
