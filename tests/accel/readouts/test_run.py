@@ -104,7 +104,7 @@ def test_what_would_take_too_long_is_left_out_and_said(
     monkeypatch.setattr(run, "QUALITY_SECONDS", 1.0)
     seconds = {True: 2.0, False: 0.5}  # with step caches, and without
     monkeypatch.setattr(
-        run.whole_clips, "seconds_for", lambda made, plans, _: seconds[any(one.caches for one in plans)]
+        "accel.readouts.clips.seconds_for", lambda made, plans, _: seconds[any(one.caches for one in plans)]
     )
     fewer, _ = benchmark(tmp_path / "fewer", pipeline).run()
     assert [one.backend for one in fewer.qualities] == ["dynamic_int8"], "what auto may take comes first"
