@@ -196,7 +196,9 @@ def _encoded(vae: Any, clip: npt.NDArray[np.float32]) -> Any:
     import torch
 
     weight = next(vae.parameters())
-    pixels = torch.from_numpy(clip * 2 - 1).permute(3, 0, 1, 2)[None].to(weight.device, weight.dtype)
+    # where it is moved to when it works, which may not be where it lies
+    device = getattr(getattr(vae, "_hf_hook", None), "execution_device", None) or weight.device
+    pixels = torch.from_numpy(clip * 2 - 1).permute(3, 0, 1, 2)[None].to(device, weight.dtype)
     with torch.no_grad():
         latents = vae.encode(pixels, return_dict=False)[0].mode()
     if latents.ndim != 5:

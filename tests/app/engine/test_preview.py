@@ -168,6 +168,21 @@ def test_colours_are_exact_where_latents_are_colours() -> None:
     assert np.abs(mean - shown.numpy()).max() < 0.01
 
 
+def test_colours_are_fitted_where_a_vae_is_moved_to_when_it_works() -> None:
+    """Its hook moves the VAE alone, so the pictures must be there already."""
+    asked: list[torch.device] = []
+
+    class Moved(AveragingVae):
+        _hf_hook = type("Turn", (), {"execution_device": torch.device("meta")})()
+
+        def encode(self, pixels: Any, return_dict: bool = True) -> tuple[Any]:
+            asked.append(pixels.device)
+            return super().encode(torch.zeros(pixels.shape), return_dict)
+
+    LatentColours.fit(Moved())
+    assert set(asked) == {torch.device("meta")}
+
+
 def test_fit_on_a_real_vae_is_repeatable_and_leaves_random_numbers_alone() -> None:
     torch.manual_seed(0)
     vae = build_tiny_pipeline().vae
