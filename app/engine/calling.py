@@ -21,7 +21,8 @@ SCHEDULERS = {
     "ddim": ("CogVideoXDDIMScheduler", ""),
     "dpm": ("CogVideoXDPMScheduler", ""),
 }
-# What UniPC must be told on a checkpoint that was saved with another scheduler, which knows nothing but flows.
+# What these must be told on a checkpoint that was saved with another scheduler, which knows nothing but flows.
+_TOLD = ("unipc", "dpm++")
 _FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 
 
@@ -104,6 +105,6 @@ def scheduler_for(request: GenerationRequest, config: dict[str, Any]) -> Any:
 
     kind, shift_name = SCHEDULERS[str(request.scheduler)]
     more: dict[str, Any] = {} if request.shift is None else {shift_name: request.shift}
-    if kind == "UniPCMultistepScheduler" and "prediction_type" not in config:
+    if request.scheduler in _TOLD and "prediction_type" not in config:
         more |= _FLOW
     return getattr(diffusers, kind).from_config(config, **more)
