@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline, WanPipeline, WanTransformer3DModel
 from torch import Tensor, nn
 
 from app.starter.flow import encode_text, look_up_by_index, predict_clean, velocity_error
-from app.starter.mix import KINDS, Kind
+from app.starter.mix import EVEN, KINDS, Emphasis, Kind
 from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
 from app.starter.pool import Captioner, empty_prompt
 from app.starter.replay import Replayed
@@ -176,7 +176,14 @@ class FastStep:
         self.loss.copy_(loss.detach())
 
 
-def train_fast(ranks: Ranks, recipe: FastRecipe, out: Path, forbidden: frozenset[str], kind: Kind = KINDS[0]) -> None:
+def train_fast(
+    ranks: Ranks,
+    recipe: FastRecipe,
+    out: Path,
+    forbidden: frozenset[str],
+    kind: Kind = KINDS[0],
+    emphasis: Emphasis = EVEN,
+) -> None:
     """Train the LoRA for the pipeline in ``out/pipeline`` and write it to ``out/fast``, as diffusers loads it."""
     began = time.monotonic()
     pipeline = DiffusionPipeline.from_pretrained(out / PIPELINE, torch_dtype=torch.float32)
@@ -184,9 +191,8 @@ def train_fast(ranks: Ranks, recipe: FastRecipe, out: Path, forbidden: frozenset
     text_encoder = pipeline.text_encoder.to(ranks.device).requires_grad_(False)
     look_up_by_index(text_encoder)
     dice = ranks.dice(recipe.seed)
-    captioner = Captioner(
-        out / PIPELINE / "tokenizer", forbidden, recipe.group, f"fast {recipe.seed} {ranks.rank}", recipe.captioners
-    )
+    seed, tokenizer = f"fast {recipe.seed} {ranks.rank}", out / PIPELINE / "tokenizer"
+    captioner = Captioner(tokenizer, forbidden, recipe.group, seed, recipe.captioners, emphasis)
     try:
         walkers = Walkers(recipe.batch, kind, ranks.device, dice)
         step = FastStep(ranks, recipe, student, text_encoder, walkers)

@@ -11,19 +11,31 @@ from torch import Tensor
 
 from app.starter.canvas import Canvas
 from app.starter.shapes import Pose
-from app.starter.world import BACKGROUNDS, SHAPES, Scene, is_valid, random_scene
+from app.starter.world import BACKGROUNDS, MOTIONS, SHAPES, Scene, is_valid, random_scene
 
 TWO_OBJECTS = 0.40
 """Share of the groups with two objects: which colour belongs to which object is the hardest thing to learn."""
 
-EXTRA_SPIN, EXTRA_SMALL = 0.10, 0.10
-"""Share of the scenes turned into spinning and into small ones on top of those drawn so: hard, too."""
+EXTRA_MOTION, EXTRA_SMALL = 0.15, 0.10
+"""Share of the scenes given a motion of the emphasis, or made small, on top of those drawn so: hard, too."""
 
 PIXELS, FRAMES = 16, 2
 """Pixels a side and frames of one latent cell."""
 
 OBJECT_SHARE, MOST_WEIGHT = 0.35, 6.0
 """Weight that objects carry together, as a part of the clip's plain weight; and the most that a cell gets on top."""
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """How often each of SHAPES comes against the others, and each of MOTIONS among those that are given extra."""
+
+    shapes: tuple[float, ...]
+    motions: tuple[float, ...]
+
+
+EVEN = Emphasis((1.0,) * len(SHAPES), tuple(float(motion == "spin") for motion in MOTIONS))
+"""Where nothing is known of what is hard: spinning is."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +83,19 @@ TRY_OUT = (Kind(Canvas(64, 64, 5), False, 0.5), Kind(Canvas(64, 32, 7), True, 0.
 """Small kinds that show on any machine whether the chain holds together; nothing is learnt from them."""
 
 
-def training_group(rng: random.Random, n: int) -> list[Scene]:
+def training_group(rng: random.Random, n: int, emphasis: Emphasis = EVEN) -> list[Scene]:
     """``n`` scenes that `world.render` takes as one batch; combinations held out from training never come out."""
-    background, shape = rng.choice(BACKGROUNDS), rng.choice(SHAPES)
+    background, shape = rng.choice(BACKGROUNDS), rng.choices(SHAPES, emphasis.shapes)[0]
     two = rng.random() < TWO_OBJECTS
     shape2 = rng.choice([other for other in SHAPES if other != shape]) if two else None
-    return [_harder(random_scene(rng, background, shape, shape2), rng) for _ in range(n)]
+    return [_harder(random_scene(rng, background, shape, shape2), rng, emphasis) for _ in range(n)]
 
 
-def _harder(scene: Scene, rng: random.Random) -> Scene:
-    """Some scenes made to spin or to be small, where such a scene is allowed."""
+def _harder(scene: Scene, rng: random.Random, emphasis: Emphasis) -> Scene:
+    """Some scenes moved in a hard way or made small, where such a scene is allowed."""
     changed = scene
-    if rng.random() < EXTRA_SPIN and not (scene.shape2 is not None and scene.camera != "still"):
-        changed = replace(changed, motion="spin")
+    if rng.random() < EXTRA_MOTION and scene.camera == "still":
+        changed = replace(changed, motion=rng.choices(MOTIONS, emphasis.motions)[0])
     if rng.random() < EXTRA_SMALL and scene.shape2 is None:
         changed = replace(changed, size="small")
     return changed if is_valid(changed) else scene

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.starter import captions, world
 from app.starter.codec import ClipCodec
-from app.starter.mix import Kind, loss_weights, object_cells, training_group
+from app.starter.mix import EVEN, Emphasis, Kind, loss_weights, object_cells, training_group
 from app.starter.model import TEXT_TOKENS
 from app.starter.training import Ranks
 from app.starter.world import Scene
@@ -35,16 +35,18 @@ class _Words:
 
     tokenizer: PreTrainedTokenizerFast
     forbidden: frozenset[str]
+    emphasis: Emphasis
 
 
-def _prepare(tokenizer: Path, forbidden: frozenset[str]) -> None:
+def _prepare(tokenizer: Path, forbidden: frozenset[str], emphasis: Emphasis) -> None:
     _Words.tokenizer, _Words.forbidden = PreTrainedTokenizerFast.from_pretrained(tokenizer), forbidden
+    _Words.emphasis = emphasis
     torch.set_num_threads(1)
 
 
 def _draw(seed: str, size: int) -> Group:
     rng = random.Random(seed)
-    scenes = training_group(rng, size)
+    scenes = training_group(rng, size, _Words.emphasis)
     texts = [
         captions.caption(scene, rng, typos=True, forbidden=_Words.forbidden)
         for scene in scenes
@@ -63,19 +65,28 @@ class Captioner:
     """
 
     def __init__(
-        self, tokenizer: Path, forbidden: frozenset[str], size: int, seed: str = "0", workers: int = 0
+        self,
+        tokenizer: Path,
+        forbidden: frozenset[str],
+        size: int,
+        seed: str = "0",
+        workers: int = 0,
+        emphasis: Emphasis = EVEN,
     ) -> None:
         self.size, self.seed, self.drawn = size, seed, 0
         self.pool: ProcessPoolExecutor | None = None
         self.waiting: deque[Future[Group]] = deque()
         if workers:
             self.pool = ProcessPoolExecutor(
-                workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(tokenizer, forbidden)
+                workers,
+                mp_context=get_context("spawn"),
+                initializer=_prepare,
+                initargs=(tokenizer, forbidden, emphasis),
             )
             for _ in range(8 * workers):
                 self._order()
         else:
-            _prepare(tokenizer, forbidden)
+            _prepare(tokenizer, forbidden, emphasis)
 
     def _next_seed(self) -> str:
         self.drawn += 1

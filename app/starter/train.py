@@ -11,19 +11,21 @@ import argparse
 import json
 from pathlib import Path
 
-from app.starter import score
+from app.starter import score, weak
 from app.starter.fast import LORA, FastRecipe, train_fast
-from app.starter.mix import KINDS, TRY_OUT
+from app.starter.mix import KINDS, TRY_OUT, Emphasis
 from app.starter.prompts import frozen_prompts
 from app.starter.saving import PIPELINE
 from app.starter.score_more import score_fast, score_image, score_shapes
 from app.starter.train_transformer import Recipe, train_transformer
 from app.starter.train_vae import train_decoder, train_vae
 from app.starter.training import Ranks
+from app.starter.world import MOTIONS, SHAPES
 
 STAGES = (
     "vae",
     "decoder",
+    "weigh",
     "transformer",
     "fast",
     "score",
@@ -87,6 +89,10 @@ def train(ranks: Ranks, arguments: argparse.Namespace) -> None:
         canvas = kinds[0].canvas
         train_decoder(ranks, seconds, vae, out / "vae", batch, arguments.vae_pool, group, canvas=canvas)
         ranks.largest(0.0)
+    if "weigh" in stages and arguments.start is not None:
+        if ranks.first:
+            _tell_emphasis(weak.weigh(ranks, arguments.start, out, arguments.prompts or weak.COUNT))
+        ranks.largest(0.0)
     if "transformer" in stages:
         recipe = Recipe(
             seconds=arguments.transformer_seconds,
@@ -99,7 +105,7 @@ def train(ranks: Ranks, arguments: argparse.Namespace) -> None:
             save_every=arguments.save_every,
             graphs=not arguments.no_graphs,
         )
-        train_transformer(ranks, recipe, vae, out, forbidden, arguments.start, kinds)
+        train_transformer(ranks, recipe, vae, out, forbidden, arguments.start, kinds, weak.read(out))
     if "fast" in stages:
         fast = FastRecipe(
             seconds=arguments.fast_seconds,
@@ -108,7 +114,7 @@ def train(ranks: Ranks, arguments: argparse.Namespace) -> None:
             captioners=arguments.captioners,
             graphs=not arguments.no_graphs,
         )
-        train_fast(ranks, fast, out, forbidden, kinds[0])
+        train_fast(ranks, fast, out, forbidden, kinds[0], weak.read(out))
 
 
 def report(ranks: Ranks, arguments: argparse.Namespace) -> None:
@@ -127,6 +133,11 @@ def report(ranks: Ranks, arguments: argparse.Namespace) -> None:
         _tell(out / "shapes.json", score_shapes(ranks, pipeline, out, limit or 48, steps))
     if "sweep" in stages:
         _tell(out / "sweep.json", score.sweep(ranks, pipeline))
+
+
+def _tell_emphasis(found: Emphasis) -> None:
+    for names, weights in ((SHAPES, found.shapes), (MOTIONS, found.motions)):
+        print(", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights, strict=True)), flush=True)
 
 
 def _tell(path: Path, result: dict[str, object]) -> None:

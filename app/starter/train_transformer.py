@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 from app.starter import captions
 from app.starter.codec import ClipCodec
 from app.starter.flow import FlowStep, look_up_by_index
-from app.starter.mix import KINDS, Kind
+from app.starter.mix import EVEN, KINDS, Emphasis, Kind
 from app.starter.model import build_text_encoder, build_transformer
 from app.starter.pool import Captioner, LatentPool
 from app.starter.replay import Memory, Replayed
@@ -99,6 +99,7 @@ def train_transformer(
     forbidden: frozenset[str],
     start: Path | None = None,
     kinds: tuple[Kind, ...] = KINDS,
+    emphasis: Emphasis = EVEN,
 ) -> None:
     """Train for ``recipe.seconds`` and write the whole pipeline to ``out`` in fp16, now and then on the way, too.
 
@@ -113,7 +114,8 @@ def train_transformer(
     ranks.largest(0.0)  # the others wait for the tokenizer's folder
     tokenizer = tokenizer or PreTrainedTokenizerFast.from_pretrained(out / "tokenizer")
     model = Model(ranks, tokenizer, start)
-    captioner = Captioner(out / "tokenizer", forbidden, recipe.group, f"{recipe.seed} {ranks.rank}", recipe.captioners)
+    seed = f"{recipe.seed} {ranks.rank}"
+    captioner = Captioner(out / "tokenizer", forbidden, recipe.group, seed, recipe.captioners, emphasis)
     try:
         training = _Training(ranks, recipe, model, ClipCodec(vae), captioner, kinds, vae_folder, out)
         training.prepare()
