@@ -38,7 +38,7 @@ def executed(call: Callable[[], Any], device: str) -> str:
             torch.cuda.synchronize()
     rows = [row for row in seen.key_averages() if not row.key.startswith(OURS)]
     if on_gpu:  # an operator's row repeats the time of the kernels that it started
-        rows = [row for row in rows if row.device_type == torch.autograd.DeviceType.CUDA] or rows
+        rows = [row for row in rows if row.device_type.name == "CUDA"] or rows
     times = {row.key: _own_time(row, on_gpu) for row in rows}
     whole = sum(times.values()) or 1.0
     top = sorted(times.items(), key=lambda item: -item[1])[:MOST]
