@@ -6,23 +6,21 @@ safetensors files are taken: the other formats are pickles, which run code when 
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from app.errors import UsageError
 from app.models.base import Family
+from app.models.sources.wholeness import header_of, weights_problem
 from app.paths import MAX_SEARCHED, Home, find_lora
 from app.request import GenerationRequest, Lora
 
 SUFFIX = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-MAX_HEADER = 100_000_000
-"""Longest header read, in bytes; the format's own limit."""
 METADATA = "lora_adapter_metadata"
 """Under this key of the file's header diffusers keeps rank and alpha, as JSON."""
+_DORA = ("dora_scale", "lora_magnitude_vector", "lora_magnitude_vector.weight")
+"""End the names of tensors that diffusers would leave out without a word that reaches anybody."""
 
 
 @dataclass(frozen=True)
@@ -90,40 +88,14 @@ def why_not(path: Path) -> str:
     if path.suffix.lower() != SUFFIX:
         pickle = ", which can run code when it is opened" if path.suffix.lower() in PICKLES else ""
         return f"is no safetensors file{pickle}; get it in that format ({SUFFIX})."
-    try:
-        names = header(path).keys() - {"__metadata__"}
-    except (OSError, ValueError) as error:
-        return f"is no whole safetensors file ({getattr(error, 'strerror', None) or error}); get it again."
+    if problem := weights_problem(path):
+        return f"{problem}; get it again."
+    names = header_of(path).keys() - {"__metadata__"}
+    if any(name.endswith(_DORA) for name in names):
+        return "is a DoRA: without the scales in it, which are not used here, it acts differently; get it as a LoRA."
     if not any(".lora_" in name or "lora_unet" in name or ".lora." in name for name in names):
         return f"holds no LoRA: none of its {len(names)} tensors is named like one; choose another file."
     return ""
-
-
-def header(path: Path) -> dict[str, Any]:
-    """A safetensors file's header: its tensors by name, with dtype, shape and place, and its metadata.
-
-    Raises OSError for a file that can't be read, ValueError for one that is none, or is cut short.
-    """
-    with path.open("rb") as file:
-        start = file.read(8)
-        if len(start) < 8:
-            raise ValueError("it is cut short")
-        (length,) = struct.unpack("<Q", start)
-        if not 2 <= length <= MAX_HEADER:
-            raise ValueError("it begins with no header")
-        text = file.read(length)
-        size = file.seek(0, 2)
-    if len(text) < length:
-        raise ValueError("it is cut short")
-    try:
-        found = json.loads(text)
-        ends = [entry["data_offsets"][1] for name, entry in found.items() if name != "__metadata__"]
-        missing = 8 + length + max(ends, default=0) - size
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise ValueError("its header is no list of tensors") from error
-    if missing > 0:
-        raise ValueError(f"{missing:,} bytes are missing at its end")
-    return dict(found)
 
 
 def listed(family: Family, home: Home) -> tuple[Listed, ...]:
@@ -147,4 +119,4 @@ def _listed(name: str, path: Path, own: bool) -> Listed:
     return Listed(name, size, own, why_not(path) if size else "is missing; fetch the model again.")
 
 
-__all__ = ["Listed", "LoraFile", "files_for", "header", "listed", "locate", "missing_loras", "why_not"]
+__all__ = ["Listed", "LoraFile", "files_for", "listed", "locate", "missing_loras", "why_not"]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from app import loras
 from app.errors import UsageError
 from app.loras import LoraFile
+from app.models.sources.wholeness import header_of
 from app.request import Adjustment, Lora
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] |
     if problem := loras.why_not(file.path):
         raise UsageError(f"LoRA {name!r} {problem}")
     try:
-        about = (loras.header(file.path).get("__metadata__") or {}).get(loras.METADATA)
+        about = (header_of(file.path).get("__metadata__") or {}).get(loras.METADATA)
         metadata = None if about is None else json.loads(about)
         tensors = _prefixed(load_file(file.path))
     except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:

@@ -55,10 +55,11 @@ def test_those_of_the_model_come_by_name(home: Home, tmp_path: Path) -> None:
     [
         ("a.pt", b"\x80\x02", "is no safetensors file, which can run code when it is opened; get it in that format"),
         ("a.txt", b"", "is no safetensors file; get it"),
-        ("a.safetensors", b"", "is no whole safetensors file (it is cut short)"),
-        ("a.safetensors", b"<html>not found</html>", "is no whole safetensors file (it begins with no header)"),
+        ("a.safetensors", b"", "is empty; get it again."),
+        ("a.safetensors", b"<html>not found</html>", "can't be read (it is no safetensors file); get it"),
         ("a.safetensors", struct.pack("<Q", 2) + b"{}", "holds no LoRA: none of its 0 tensors"),
-        ("a.safetensors", struct.pack("<Q", 4) + b"[1] ", "is no whole safetensors file (its header is no list"),
+        ("a.safetensors", struct.pack("<Q", 4) + b"[1] ", "can't be read (its table is none); get it again."),
+        ("a.safetensors", struct.pack("<Q", 100_000) + b"[" * 100_000, "can't be read (its table is none)"),
     ],
 )
 def test_what_is_no_lora_is_one_sentence(home: Home, name: str, content: bytes, says: str) -> None:
@@ -75,7 +76,14 @@ def test_a_model_s_own_weights_are_no_lora_and_a_cut_one_is_told_by_its_header(h
     whole = home.loras / "styles" / "soft.safetensors"
     assert loras.why_not(whole) == ""
     whole.write_bytes(whole.read_bytes()[:-100])
-    assert loras.why_not(whole).startswith("is no whole safetensors file (100 bytes are missing at its end)")
+    assert loras.why_not(whole).startswith("is cut short (")
+
+
+@pytest.mark.parametrize("name", ["lora_unet_blocks_0_self_attn_q.dora_scale", "blocks.0.to_q.lora_magnitude_vector"])
+def test_what_would_act_differently_without_its_scales_is_refused(home: Home, name: str) -> None:
+    found = lora_files.tensors()
+    path = lora_files.save(home.loras / "scaled.safetensors", {**found, name: next(iter(found.values())).clone()})
+    assert loras.why_not(path).startswith("is a DoRA: ")
 
 
 @given(st.binary(max_size=200))

@@ -152,7 +152,10 @@ def header_of(file: Path) -> dict[str, Any]:
         text = opened.read(length)
     if len(text) < length:
         raise ValueError("it ends inside its table")
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("its table is none") from error
     if not isinstance(found, dict):
         raise ValueError("its table is none")
     return found
