@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FIRST, SECOND = "transformer", "transformer_2"
 _LAYER = re.compile(r"transformer\.(?P<layer>.+)\.lora_(?P<half>[AB])\.(?P<kind>weight|bias)")
 _NOISE = re.compile(r"(?:^|[^a-z])(high|low)(?:[^a-z]?noise|[^a-z]|$)")
+_CHANGE = re.compile(r"\.diff(_b)?$")
 _PREFIXES = ("transformer.", "diffusion_model.", "lora_unet_", "text_encoder", "model.diffusion_model.")
 SHOWN = 3
 """Most layers named in a sentence."""
@@ -131,13 +132,14 @@ class Adapters:
     def _read(self, file: LoraFile, name: str) -> _Adapter:
         """Raises UsageError."""
         lora, components = file.lora, self._components()
-        tensors, metadata = _converted(self._pipeline, file)
+        tensors, metadata, unused = _converted(self._pipeline, file)
         parts = parts_of(lora, SECOND in components, self._title)
         found: dict[str, Tensors] = {}
         left: list[str] = []
         for part in parts:
             found[part], left = _placed(lora.name, tensors, components[part], self._title)
-        layers = {match["layer"] for key in tensors if (match := _LAYER.fullmatch(key))}
+        left += unused
+        layers = {match["layer"] for key in tensors if (match := _LAYER.fullmatch(key))} | set(unused)
         return _Adapter(file, name, found, metadata, _left_out(lora.name, left, len(layers), self._title))
 
 
@@ -174,8 +176,10 @@ def _names_only(component: Any) -> Iterator[None]:
         del component.state_dict
 
 
-def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] | None]:
-    """The file's tensors in diffusers' names, and what it says of rank and alpha. Raises UsageError."""
+def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] | None, list[str]]:
+    """The file's tensors in diffusers' names, what it says of rank and alpha, and the layers that get lost on the way.
+    Raises UsageError.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -188,6 +192,7 @@ def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] |
         tensors = _prefixed(load_file(file.path))
     except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"LoRA {name!r} can't be read ({error}); get it again.") from error
+    changed = _changed_norms(tensors)
     convert = getattr(type(pipeline), "lora_state_dict", None)
     if convert is not None:
         try:
@@ -197,7 +202,16 @@ def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] |
             raise UsageError(
                 f"LoRA {name!r} is not named as LoRAs of this kind of model are ({reason}); choose one made for it."
             ) from error
-    return _with_alphas(tensors), metadata
+    lost = [layer for layer in changed if not any(layer in name for name in tensors)]
+    return _with_alphas(tensors), metadata, lost
+
+
+def _changed_norms(tensors: Tensors) -> list[str]:
+    """The norms that a file changes as they are, not by a product: diffusers' converters take such changes to be zero,
+    and leave them out.
+    """
+    changed = [one for one, tensor in tensors.items() if "norm" in one and _CHANGE.search(one) and bool(tensor.any())]
+    return list(dict.fromkeys(_CHANGE.sub("", name).removeprefix("diffusion_model.") for name in changed))
 
 
 def _prefixed(tensors: Tensors) -> Tensors:
@@ -281,7 +295,7 @@ def _times(shape: Sequence[int]) -> str:
 def _left_out(name: str, layers: list[str], total: int, title: str) -> Adjustment | None:
     if not layers:
         return None
-    reason = f"{title} has not all layers of the LoRA {name!r}: {_named(layers)} have no effect."
+    reason = f"Not all of the LoRA {name!r} acts on {title}: {_named(layers)} have no effect."
     return Adjustment(
         field="loras", asked=f"{total} layers", used=f"{max(total - len(layers), 0)} layers", reason=reason
     )

@@ -105,6 +105,19 @@ def test_packed_again_under_a_lora_each_linear_finds_its_exact_weight_in_its_fil
     installation.remove()
 
 
+def test_norms_that_diffusers_leaves_out_are_told_unless_they_change_nothing(tmp_path: Path) -> None:
+    found = lora_files.native(lora_files.tensors())
+    norm = "diffusion_model.blocks.0.self_attn.norm_q.diff"
+    changed = lora_files.save(tmp_path / "changed.safetensors", {**found, norm: torch.ones(64)})
+    same = lora_files.save(tmp_path / "same.safetensors", {**found, norm: torch.zeros(64)})
+    adapters = Adapters(builders.wan(), "Tiny")
+    assert adapters.use([file(same)]) == ()
+    (said,) = adapters.use([file(changed)])
+    assert said.reason == (
+        "Not all of the LoRA 'changed.safetensors' acts on Tiny: blocks.0.self_attn.norm_q have no effect."
+    )
+
+
 def test_a_strength_changes_without_reading_the_file_again(soft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = builders.wan()
     adapters = Adapters(pipeline, "Tiny")
