@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "transformer", "transformer_2"
 _LAYER = re.compile(r"transformer\.(?P<layer>.+)\.lora_(?P<half>[AB])\.(?P<kind>weight|bias)")
-_NOISE = re.compile(r"(?:^|[^a-z])(high|low)(?:[^a-z]?noise|[^a-z]|$)")
+# "high" and "low" of noise, not those of "low-poly" or "high_detail": nothing follows but what file names end with.
+_ENDS = r"(?:safetensors|and|lora|model|fp|bf|rank|epoch|steps?|v)(?![a-z])"
+_NOISE = re.compile(rf"(?:^|[^a-z])(high|low)(?=[^a-z]?noise|[^a-z]*(?:$|{_ENDS}))")
 _CHANGE = re.compile(r"\.diff(_b)?$")
 _PREFIXES = ("transformer.", "diffusion_model.", "lora_unet_", "text_encoder", "model.diffusion_model.")
 SHOWN = 3
