@@ -5,7 +5,7 @@
     /somewhere/x.gguf     the weights of one transformer (safetensors or GGUF); all else comes from the family's own
 
 The pipeline that the folder's index names decides; of several families with that pipeline the one whose repository has
-the folder's name, else the one with the most similar number of parameters.
+the folder's name, else one of the same build (transformers, sizes), with the most similar number of parameters.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 from app.errors import UsageError
-from app.models.base import Family
+from app.models.base import Family, Rules
+from app.models.geometry import Multiples, multiples_in
 from app.models.sources.cache import REPO, Located, in_cache
-from app.models.sources.choosing import INDEX, is_pickle
+from app.models.sources.choosing import INDEX, components_in, is_pickle
 from app.models.sources.gguf import read_tensors
 from app.models.sources.wholeness import numbers_in, problems_in, tensors_in
 from app.strict_json import short
@@ -135,23 +137,37 @@ def _of_folder(
         shown = "; ".join(lacks[:3]) + (f"; and {len(lacks) - 3} more" if len(lacks) > 3 else "")
         remedy = f"fetch the rest with python launch.py --fetch {model}" if model.startswith(HUB) else "copy it again"
         raise UsageError(f"model: {short(title)} is not whole ({shown}): {remedy}.")
-    own = replace(_nearest(folder, title, alike), name=model, aliases=(), repos=(), title=title, called="")
+    own = replace(_nearest(folder, title, index, alike), name=model, aliases=(), repos=(), title=title, called="")
     return own.with_folder(folder)
 
 
-def _nearest(folder: Path, title: str, alike: Sequence[Family]) -> Family:
+def _nearest(folder: Path, title: str, index: Mapping[str, Any], alike: Sequence[Family]) -> Family:
+    """Of the families that this pipeline belongs to, the one whose repository is called so; else one of the same
+    build, which no training changes, and of several such the nearest in size.
+    """
     for family in alike:
         if any(repo.partition("/")[2].lower() == title.lower() for repo in family.repos):
             return family
     held = sum(_parameters(part) for part in folder.iterdir() if part.is_dir())
+    two, found = "transformer_2" in components_in(index), multiples_in(folder)
 
-    def distance(family: Family) -> float:
-        figure = family.memory.get("bfloat16")
-        if figure is None or not figure.value or not held:
-            return math.inf
-        return abs(math.log(figure.value / 2 / held))
+    def apart(family: Family) -> tuple[bool, bool, bool, float]:
+        figure, both = family.memory.get("bfloat16"), bool(family.image_pipeline)
+        return (
+            two != (family.defaults.guidance_2 is not None),
+            # Wan's way of starting one transformer from text as well as from a picture.
+            bool(index.get("expand_timesteps", both)) != both,
+            found is not None and found != _multiples_of(family.rules),
+            abs(math.log(figure.value / 2 / held)) if figure is not None and figure.value and held else math.inf,
+        )
 
-    return min(alike, key=distance)
+    return min(alike, key=apart)
+
+
+def _multiples_of(rules: Rules) -> Multiples:
+    width, height = rules.width, rules.height
+    only = (width.most, height.most) if (width.least, height.least) == (width.most, height.most) else None
+    return Multiples(width.step, height.step, rules.frames.step, only)
 
 
 def _parameters(component: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +108,26 @@ def test_of_several_families_the_most_alike_is_taken(folder: Path, cache: Path) 
     assert chosen(folder, other, small, large).summary == "large", "the repository is called like the folder"
     renamed = folder.rename(folder.with_name("renamed"))
     assert chosen(renamed, other, large, small).summary == "small"
+
+
+@pytest.mark.parametrize(
+    ("built", "like"),
+    [
+        ("wan-t2v", "wan2.1-t2v-1.3b"),  # not the starter, which is as small, but whose sides go by 32
+        ("wan-t2v-two", "wan2.2-t2v-a14b"),
+        ("wan-ti2v", "wan2.2-ti2v-5b"),
+        ("wan-i2v", "wan2.1-i2v-14b-480p"),
+        ("wan-i2v-two", "wan2.2-i2v-a14b"),
+        ("cogvideox-i2v", "cogvideox-5b-i2v"),
+        ("cogvideox-15", "cogvideox-1.5-5b"),
+    ],
+)
+def test_a_model_of_any_size_is_taken_by_its_build(
+    built: str, like: str, tiny_models: Callable[[str], Path], cache: Path
+) -> None:
+    found, family = family_for(str(tiny_models(built))), family_for(like)
+    assert (found.takes, found.needs, found.token_limit) == (family.takes, family.needs, family.token_limit)
+    assert (found.defaults, found.rules.frames) == (family.defaults, family.rules.frames)
 
 
 def test_what_can_t_be_a_model_is_refused_in_a_sentence(folder: Path, cache: Path, tmp_path: Path) -> None:
