@@ -154,11 +154,12 @@ def missing(models: Sequence[str]) -> list[str]:
     found: list[str] = []
     for model in dict.fromkeys(models):
         with contextlib.suppress(UsageError):
-            if model.startswith(resolving.HUB):
-                whole = in_cache(resolving.repo_of(model)).is_whole
+            family = _listed_as(model)
+            if family is None and model.startswith(resolving.HUB):
+                located = in_cache(resolving.repo_of(model))
             else:
-                whole = sources.locate(family_for(model)).is_whole
-            if not whole:
+                located = sources.locate(family or family_for(model))
+            if not located.is_whole:
                 found.append(model)
     return found
 

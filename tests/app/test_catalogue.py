@@ -177,3 +177,11 @@ def test_a_batch_ends_where_its_model_can_t_be_fetched(
 def test_what_is_missing_is_told_once_and_nonsense_is_left_to_others(remote: Family) -> None:
     models = ["tiny", "starter", "tiny", "nonsense", "hf:a/b", "hf:..", "/nowhere"]
     assert catalogue.missing(models) == ["tiny", "hf:a/b"]
+
+
+def test_a_model_that_lies_here_under_its_other_name_is_not_missing(
+    remote: Family, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed = replace(remote, folder=tiny_folder, repos=("new/tiny", "old/tiny"))
+    monkeypatch.setattr(starter, "FAMILIES", (renamed,))
+    assert catalogue.missing(["new/tiny", "hf:new/tiny", "hf:old/tiny"]) == []

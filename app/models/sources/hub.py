@@ -158,7 +158,7 @@ class _Fetch:
         """Raise CannotRunError unless the disk has room for what is still to come."""
         missing = sum(pull.missing for pull in self._pulls)
         free = shutil.disk_usage(self._storage).free
-        if missing + SPARE > free:
+        if missing and missing + SPARE > free:
             raise CannotRunError(
                 f"{self._listing.repo} needs {size_text(missing)} more on the disk that holds {self._cache}, which has "
                 f"{size_text(free)} free: free some space, or set HF_HOME to a folder on another disk."

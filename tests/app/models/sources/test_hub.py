@@ -69,6 +69,12 @@ def test_what_is_here_is_not_fetched_again(here: Hub, cache: Path) -> None:
     assert [path for _, path, _ in here.asked if "/resolve/" in path] == []
 
 
+def test_what_is_here_needs_no_room(here: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetch(here.repo)
+    monkeypatch.setattr("app.models.sources.hub.SPARE", 2**62)
+    assert fetch(here.repo) == folder
+
+
 def test_another_program_s_files_count(here: Hub, cache: Path) -> None:
     """What huggingface_hub fetched on its own is found, and only the rest is fetched."""
     fetch(here.repo)
