@@ -25,7 +25,7 @@ from accel.probe import probe
 
 BUDGET = 450.0
 PATIENCE = 30.0
-SETTINGS = ("attention", "linear", "vae", "compile")
+SETTINGS = ("attention", "linear", "vae", "compile", "cache")
 
 
 def measure(
@@ -74,6 +74,7 @@ def table(name: str, section: Section) -> str:
         lines += [f"      {engaged(data['plan'])}"] if data.get("plan") else []
         lines += [f"      {spent(data['profile'])}"] if data.get("profile") else []
         lines += [f"      {held(data['memory'])}"] if data.get("memory") else []
+        lines += [f"      {entry['summary']}" for entry in ((data.get("report") or {}).get("cache") or {}).values()]
     return "\n".join([*lines, f"  ({section['took']:.0f} s)", ""])
 
 
@@ -81,7 +82,11 @@ def engaged(plan: dict[str, Any]) -> str:
     """What a plan engages, in a few words."""
     words = []
     for stage in plan["stages"]:
-        used = [stage[name]["engaged"] for name in SETTINGS if stage[name]["engaged"] not in ("stock", "no")]
+        used = [
+            stage[name]["engaged"]
+            for name in SETTINGS
+            if name in stage and stage[name]["engaged"] not in ("stock", "no", "none")
+        ]
         words.append(f"{stage['stage']} {stage['dtype']['engaged']}{''.join(f' {name}' for name in used)}")
     return f"{'; '.join(words)}; {plan['threads']['engaged']} threads"
 

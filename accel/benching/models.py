@@ -63,6 +63,19 @@ def _made(work: Work, settings: dict[str, Any], cut: Any) -> Any:
     return getattr(diffusers, work.class_name)(**settings)
 
 
+def pipeline_around(transformer: Any) -> Any:
+    """A Wan pipeline that denoises with `transformer` from embeddings, and neither reads prompts nor decodes."""
+    from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline
+
+    channels = transformer.config.in_channels
+    vae = AutoencoderKLWan(base_dim=8, z_dim=channels, num_res_blocks=1, latents_mean=[0.0] * channels,
+                           latents_std=[1.0] * channels)  # fmt: skip
+    flow: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+    return WanPipeline(
+        tokenizer=None, text_encoder=None, vae=vae, scheduler=UniPCMultistepScheduler(**flow), transformer=transformer
+    )
+
+
 def inputs(work: Work, cut: Any, scale: Scale) -> dict[str, Any]:
     """Arguments of one call, float32: the same for every contender."""
     draw = torch.Generator().manual_seed(1)

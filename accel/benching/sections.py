@@ -18,13 +18,13 @@ from typing import Any
 
 from accel.benching.processes import ROOT, busy_process, plain_environment
 from accel.benching.race import LEAST_PATIENCE, Job, Race, Times, errors, summed_up
-from accel.benching.work import CONTENDERS, WORKS, Scale, Work
+from accel.benching.work import CACHES, CONTENDERS, WORKS, Scale, Work
 from accel.threads import WAITING_ENVIRONMENT, environment
 from accel.types import Machine
 
 Section = dict[str, Any]
 
-CLIP = {"prompt": "A red ball bounces up and down in a studio", "steps": 20, "guidance": 4.0}
+CLIP: dict[str, Any] = {"prompt": "A red ball bounces up and down in a studio", "steps": 20, "guidance": 4.0}
 CLIP |= {"width": 256, "height": 160, "frames": 25}
 SMALL = {"width": 64, "height": 64, "frames": 5, "steps": 2}
 SWEEP_STEPS = 6
@@ -124,6 +124,18 @@ def shape(settings: Settings, end: float, work: Work) -> Section:
     return {"title": work.title + whole, **measured, **_raced(settings, jobs, end)}
 
 
+def caches(settings: Settings, end: float) -> Section:
+    """Whole denoisings with each step cache. The first is not kept: in it some caches only measure the model."""
+    work = WORKS["step-1.3b"]
+    names = settings.chosen("auto", *(f"cache-{name}" for name in CACHES))
+    steps = SMALL["steps"] * 4 if settings.scale == "tiny" else CLIP["steps"]
+    cut = work.cuts[-1] if settings.scale == "tiny" else min(settings.layers or work.cuts[0], work.cuts[0])
+    told = {"work": work.name, "cut": cut, "scale": settings.scale, "steps": steps}
+    jobs = {name: settings.job(name, **told) for name in names}
+    title = f"{steps} guided steps shaped like Wan 2.1 1.3B's, 832x480, 17 frames; {_amount(work, cut)}, random weights"
+    return {"title": title, **_raced(settings, jobs, end, rehearse=True)}
+
+
 def busy(settings: Settings, end: float) -> Section:
     """A clip alone and beside one busy process, with workers that sleep and with workers that spin while they wait."""
     work = settings.clip_of()
@@ -167,6 +179,7 @@ def threads(settings: Settings, end: float) -> Section:
 SECTIONS: dict[str, tuple[float, Callable[[Settings, float], Section]]] = {
     "correct": (1.5, correct),
     "clip": (1.5, clip),
+    "caches": (1.0, caches),
     "busy": (1.0, busy),
     "threads": (1.0, threads),
     "step-1.3b": (2.0, lambda settings, end: shape(settings, end, WORKS["step-1.3b"])),
@@ -178,7 +191,7 @@ SECTIONS: dict[str, tuple[float, Callable[[Settings, float], Section]]] = {
 """Name -> its share of the time against the others, and what measures it."""
 
 NEEDS_MODEL = ("clip", "busy", "threads")
-NEEDS_GPU = ("step-14b",)
+NEEDS_GPU = ("step-14b", "caches")
 
 
 def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> Any:
@@ -205,9 +218,11 @@ def fitting(settings: Settings, work: Work, contenders: int, seconds: float) -> 
     return work.cuts[-1]
 
 
-def _raced(settings: Settings, jobs: dict[str, Job], end: float) -> Section:
+def _raced(settings: Settings, jobs: dict[str, Job], end: float, rehearse: bool = False) -> Section:
     with tempfile.TemporaryDirectory() as place, Race(jobs, end) as race:
         folder = Path(place)
+        if rehearse:
+            race.rounds(1)
         runs = race.rounds(settings.rounds, race.save(folder))
         told = race.ask({"report": True})
         profiles = race.ask({"profile": True}) if settings.profile else {}

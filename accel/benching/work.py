@@ -154,6 +154,8 @@ class Contender:
 SGL_INT8 = {"attention": "sgl_amx", "linear": "sgl_amx_int8", "text_encoder_linear": "sgl_amx_int8"}
 FP8 = {"attention": "fa3_fp8", "linear": "fp8"}
 
+CACHES = ("first_block", "mag", "taylorseer", "pyramid")
+
 CONTENDERS = {
     item.name: item
     for item in (
@@ -175,5 +177,6 @@ CONTENDERS = {
         Contender("fp8-compiled", preferences={**FP8, "compile": "yes"}),
         Contender("sgl-int8", preferences=SGL_INT8),
         Contender("sgl-int8-compiled", preferences={**SGL_INT8, "compile": "yes"}),
+        *(Contender(f"cache-{name}", preferences={"cache": name}) for name in CACHES),
     )
 }

@@ -93,6 +93,49 @@ class ShapeRunner(Runner):
         return {"total": time.perf_counter() - start}, result
 
 
+class DenoiseRunner(Runner):
+    """All steps of a clip with guidance, by a transformer with random weights: what step caches are measured on."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(job)
+        import torch
+
+        from accel.benching import models
+
+        work, cut, scale = WORKS[job["work"]], job["cut"], job["scale"]
+        made = models.blank(work, cut, scale)
+        self.pipeline = pipeline = models.pipeline_around(made.transformer)
+        given = models.inputs(work, cut, scale)
+        frames, rows, columns = given["hidden_states"].shape[2:]
+        size = {"width": 8 * columns, "height": 8 * rows, "frames": 4 * frames - 3}
+        dtype = getattr(torch, self.settle(pipeline, size)["transformer"])
+        models.fill(made, work, dtype, self.device)
+        pipeline.vae.to(self.device)
+        pipeline.set_progress_bar_config(disable=True)
+        self.install(pipeline)
+        text = given["encoder_hidden_states"].to(self.device, dtype)
+        self.arguments = {
+            "prompt_embeds": text,
+            "negative_prompt_embeds": text.flip(1),
+            "latents": given["hidden_states"].to(self.device),
+            "width": size["width"],
+            "height": size["height"],
+            "num_frames": size["frames"],
+            "num_inference_steps": job["steps"],
+            "guidance_scale": 4.0,
+            "output_type": "latent",
+        }
+        self.profiled = self.run
+
+    def run(self) -> tuple[Times, Any]:
+        if self.installation is not None:
+            self.installation.reset()
+        start = time.perf_counter()
+        latents = self.pipeline(**self.arguments).frames
+        finish(self.device)
+        return {"total": time.perf_counter() - start}, latents
+
+
 class ClipRunner(Runner):
     """A whole clip through the pipeline in a folder, in phases: text, denoise, decode."""
 
@@ -200,7 +243,8 @@ def serve(lines: Any) -> None:
     import torch
 
     start = time.perf_counter()
-    runner = (ClipRunner if "clip" in job else ShapeRunner)(job)
+    kind: type[Runner] = ClipRunner if "clip" in job else DenoiseRunner if "steps" in job else ShapeRunner
+    runner = kind(job)
     if runner.device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(runner.device)
