@@ -86,8 +86,8 @@ def _in_folder(name: str, family: Family, folder: Path) -> Path:
 def why_not(path: Path) -> str:
     """Why a file is no LoRA, to follow its name; empty when nothing in its header is against it."""
     if path.suffix.lower() != SUFFIX:
-        pickle = ", which can run code when it is opened" if path.suffix.lower() in PICKLES else ""
-        return f"is no safetensors file{pickle}; get it in that format ({SUFFIX})."
+        pickle = " but a pickle, which can run code when it is opened" if path.suffix.lower() in PICKLES else ""
+        return f"is no safetensors file{pickle}; get it as {SUFFIX}."
     if problem := weights_problem(path):
         return f"{problem}; get it again."
     names = header_of(path).keys() - {"__metadata__"}

@@ -194,6 +194,11 @@ def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] |
         tensors = _prefixed(load_file(file.path))
     except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"LoRA {name!r} can't be read ({error}); get it again.") from error
+    if broken := [one for one, tensor in tensors.items() if not _is_finite(tensor)]:
+        raise UsageError(
+            f"LoRA {name!r} is broken: {len(broken)} of its {len(tensors)} tensors hold values that are no finite "
+            f"numbers ({broken[0]}); get it again, or another one."
+        )
     changed = _changed_norms(tensors)
     convert = getattr(type(pipeline), "lora_state_dict", None)
     if convert is not None:
@@ -206,6 +211,13 @@ def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] |
             ) from error
     lost = [layer for layer in changed if not any(layer in name for name in tensors)]
     return _with_alphas(tensors), metadata, lost
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """A float8 tensor, which tells less about itself, is looked at in bfloat16, which holds all its values."""
+    import torch
+
+    return bool((tensor.to(torch.bfloat16) if tensor.itemsize == 1 else tensor).isfinite().all())
 
 
 def _changed_norms(tensors: Tensors) -> list[str]:

@@ -53,7 +53,11 @@ def test_those_of_the_model_come_by_name(home: Home, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.pt", b"\x80\x02", "is no safetensors file, which can run code when it is opened; get it in that format"),
+        (
+            "a.pt",
+            b"\x80\x02",
+            "is no safetensors file but a pickle, which can run code when it is opened; get it as .safe",
+        ),
         ("a.txt", b"", "is no safetensors file; get it"),
         ("a.safetensors", b"", "is empty; get it again."),
         ("a.safetensors", b"<html>not found</html>", "can't be read (it is no safetensors file); get it"),

@@ -201,6 +201,10 @@ def test_rank_and_alpha_in_the_file_s_header_count(tmp_path: Path) -> None:
             lambda: {"unet.x.lora_down.weight": torch.zeros(2, 64)},
             "is for another model: Tiny has none of its 1 layers",
         ),
+        (
+            lambda: {key: tensor * float("inf" if "ffn" in key else 1) for key, tensor in lora_files.tensors().items()},
+            "is broken: 4 of its 12 tensors hold values that are no finite numbers (transformer.blocks.0.ffn.net.0",
+        ),
     ],
 )
 def test_another_model_s_lora_is_refused_and_leaves_nothing(
