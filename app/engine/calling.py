@@ -72,6 +72,7 @@ def arguments_for(
         "height": request.height,
         "width": request.width,
         "frame_rate": request.fps,
+        "fps": request.fps,
         "max_sequence_length": family.token_limit,
         "callback_on_step_end": callback,
     }

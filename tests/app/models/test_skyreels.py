@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from app.engine import Engine
 from app.models import skyreels
 from app.models.base import Family
+from app.paths import Home
 from app.request import GenerationRequest
-from tests.app.models.families import check_clips, check_facts, check_schedulers
+from tests.app.models.families import as_folder, check_clips, check_facts, check_schedulers, request_for
 
 Tiny = Callable[[str], Path]
 
@@ -46,3 +49,11 @@ def test_clips_are_made_repeated_and_accelerated(family: Family, tiny_models: Ti
 def test_diffusion_forcing_goes_as_far_as_its_window() -> None:
     (adjustment,) = skyreels.DF_1_3B.normalise(GenerationRequest(model="skyreels-v2", frames=121)).adjustments
     assert (adjustment.field, adjustment.used) == ("frames", 97)
+
+
+def test_diffusion_forcing_is_told_how_fast_the_clip_will_play(tiny_models: Tiny, tmp_path: Path) -> None:
+    """The models know two rates: 16 frames a second, and any other."""
+    home = Home(tmp_path / "home")
+    with as_folder(skyreels.DF_1_3B, tiny_models("skyreels-forcing")) as family, Engine(home) as engine:
+        quick, slow = (engine.generate(request_for(family, home, fps=fps)).frames for fps in (24.0, 16.0))
+    assert not np.array_equal(quick, slow)
