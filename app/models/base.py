@@ -236,6 +236,7 @@ class Family:
             changed.append(Adjustment(field="steps", asked=steps, used=used, reason=reason))
         tokens = self._tokens("prompt", asked.prompt, changed)
         self._tokens("negative_prompt", self._own_words(request), changed)
+        changed += self._unheeded(request, asked)
         if strict and changed:
             raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed) + _ADVICE)
         return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
@@ -247,6 +248,23 @@ class Family:
         if steps < self.rules.min_steps:
             return self.rules.min_steps, "takes at least"
         return min(steps, self.rules.max_steps), "takes at most"
+
+    def _unheeded(self, request: GenerationRequest, asked: GenerationRequest) -> list[Adjustment]:
+        """What was said for the second, unasked forward of a step, where guidance has none."""
+        guidance = float(asked.guidance or 0)
+        guided = guidance > 1 or (self.guidance_kind == "guider" and guidance != 1)  # a guider mixes below 1 too
+        if self.guidance_kind == "embedded" or (asked.prompt.strip() and guided):
+            return []
+        where = f"at a guidance of {guidance:g}, only above 1" if asked.prompt.strip() else "without a prompt"
+        given: list[tuple[str, str, str | float]] = []
+        if words := self._own_words(request).strip():
+            given.append(("negative_prompt", "negative prompt", words[:80]))
+        if request.guidance_2 is not None and request.guidance_2 != self.defaults.guidance_2:
+            given.append(("guidance_2", "second guidance", request.guidance_2))
+        return [
+            Adjustment(field=name, asked=value, used=None, reason=f"{self._who} heeds no {words} {where}.")
+            for name, words, value in given
+        ]
 
     def with_folder(self, folder: Path) -> Family:
         """The same family with its weights in another folder, and the sizes that those can make."""

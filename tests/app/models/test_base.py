@@ -154,6 +154,31 @@ def test_what_a_model_can_not_do_without_is_asked_for(family: Family) -> None:
         optional.normalise(GenerationRequest(last_image="b.png"))
 
 
+def test_what_guidance_leaves_without_effect_is_said(family: Family) -> None:
+    two = replace(
+        family, folder=None, takes=family.takes | {"negative_prompt"}, defaults=replace(family.defaults, guidance_2=2.5)
+    )
+
+    def said(**more: Any) -> list[str]:
+        asked: dict[str, Any] = {"prompt": "a ball", "negative_prompt": "fog", "guidance_2": 3.0}
+        request = GenerationRequest(**asked | more)
+        return [item.reason for item in two.normalise(request).adjustments]
+
+    assert said() == []
+    assert said(guidance=1.0) == [
+        "Toy heeds no negative prompt at a guidance of 1, only above 1.",
+        "Toy heeds no second guidance at a guidance of 1, only above 1.",
+    ]
+    assert said(prompt=" ") == [
+        "Toy heeds no negative prompt without a prompt.",
+        "Toy heeds no second guidance without a prompt.",
+    ]
+    assert said(guidance=1.0, negative_prompt=None, guidance_2=None) == []
+    assert said(guidance=1.0, negative_prompt="blurry", guidance_2=2.5) == [], "the model's own are nobody's words"
+    with pytest.raises(UsageError, match="heeds no negative prompt"):
+        two.normalise(GenerationRequest(prompt="a ball", negative_prompt="fog", guidance=1.0), strict=True)
+
+
 def test_a_second_guidance_is_for_models_with_two_transformers(family: Family) -> None:
     with pytest.raises(UsageError, match="guidance_2: Toy has no second transformer"):
         family.normalise(GenerationRequest(guidance_2=3.0))
