@@ -31,7 +31,8 @@ from accel.benching.race import summed_up
 from accel.benching.work import CONTENDERS, TRANSFORMER, WORKS
 from accel.benching.worker import ShapeRunner, finish, memory
 from accel.checking.line import relative
-from accel.parallel.ranks import Ranks, Shared, branches_split, joined
+from accel.parallel.ranks import Ranks, Shared, joined
+from accel.parallel.sharing import branches_split
 from accel.probe import probe
 
 PATIENCE = 300.0

@@ -22,11 +22,18 @@ class SplitBranches:
 
     pair: a group of two ranks, of which the first computes the first call of each pair of calls and the second the
     second. guided: whether the call that is about to begin belongs to a pair; a single one is computed by both. Step
-    caches and tokens dealt out within a branch go in before, and come out after.
+    caches and tokens dealt out within a branch go in before, and come out after. meet: called before each exchange.
     """
 
-    def __init__(self, model: nn.Module, pair: Any, guided: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        pair: Any,
+        guided: Callable[[], bool] = lambda: True,
+        meet: Callable[[], None] = lambda: None,
+    ) -> None:
         self._model: Any = model
+        self._meet = meet
         self._pair, self._mine, self._guided = pair, dist.get_rank(pair), guided
         self._had: Callable[..., Any] | None = vars(model).get("forward")
         self._forward: Callable[..., Any] = model.forward
@@ -73,6 +80,7 @@ class SplitBranches:
                 f"{type(self._model).__name__} gives {mine.dtype} of {tuple(mine.shape)} where {other.dtype} of "
                 f"{tuple(other.shape)} was expected: its guidance can't be split over GPUs, take an odd number of them"
             )
+        self._meet()
         other.copy_(gathered(mine, self._pair)[1 - self._mine])
         return result
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from accel.errors import AccelError
+from accel.parallel.leash import leashed
 
 BROKEN = "another GPU's process ended or did not answer in time"
 """How a rank says that it was not the one that failed."""
@@ -37,13 +38,13 @@ def run_ranks(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Run `command` as `count` ranks of one job on this machine, until all have ended well. Their output is ours.
+    """Run `command` as `count` ranks of one job on this machine, until all have ended well. Their output is ours. On
+    Linux they end with this process, however that ends.
 
     timeout: seconds for all of it. Raises AccelError, one sentence, with every rank gone: when one ends otherwise, or
     when the time is up.
     """
-    shared = {**(os.environ if environ is None else environ), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared, whole = {**(os.environ if environ is None else environ), **together(count)}, leashed(list(command))
     end = time.monotonic() + timeout
     with ExitStack() as stack:
         told = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
@@ -51,7 +52,7 @@ def run_ranks(
         stack.callback(_end, ranks)
         for rank, errors in enumerate(told):
             who = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(subprocess.Popen(list(command), env=who, cwd=cwd, stderr=errors, stdin=subprocess.DEVNULL))
+            ranks.append(subprocess.Popen(whole, env=who, cwd=cwd, stderr=errors, stdin=subprocess.DEVNULL))
         while _running(ranks):
             if any(rank.returncode for rank in ranks):
                 _wait(ranks, time.monotonic() + GRACE)
@@ -63,6 +64,12 @@ def run_ranks(
         failed = [number for number, rank in enumerate(ranks) if rank.returncode]
         if failed:
             raise AccelError(_why(ranks, failed, [_last_line(errors) for errors in told]))
+
+
+def together(count: int) -> dict[str, str]:
+    """What the environment of `count` ranks of one job on this machine has in common."""
+    named = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return {**named, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
 
 
 def _why(ranks: Sequence[subprocess.Popen[bytes]], failed: Sequence[int], lines: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from torch import nn
 from accel.errors import AccelError
 from accel.parallel.branches import SplitBranches
 from accel.parallel.exchange import told
+from accel.parallel.sharing import branches_split, token_ranks
 from accel.parallel.tokens import SplitTokens, why_not_tokens
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -61,11 +62,6 @@ class Ranks:
         return found
 
 
-def branches_split(count: int, guided: bool) -> bool:
-    """Whether `count` ranks are dealt to guidance's two branches first."""
-    return guided and count % 2 == 0
-
-
 @contextmanager
 def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
     """This process as one of its job's ranks: over NCCL with a GPU each, over gloo on CPUs.
@@ -101,18 +97,25 @@ def _transport(device: torch.device) -> str:
 
 def why_not(model: nn.Module, count: int, guided: bool) -> str:
     """Why `count` ranks can't share a clip of this transformer, as one sentence; empty when they can."""
-    share = count // 2 if branches_split(count, guided) else count
-    return why_not_tokens(model, share)
+    return why_not_tokens(model, token_ranks(count, guided))
 
 
 class Shared:
     """`model` shared by all ranks until `undo`. guided: whether a step has two calls, see SplitBranches; asked before
-    each call. planned: whether the clip to come is guided, which decides how the ranks are dealt out.
+    each call. planned: whether the clip to come is guided, which decides how the ranks are dealt out. meet: called
+    before the two branches exchange their outputs, to see whether the other ranks still come.
 
     Accelerators are installed before and removed after. Raises AccelError.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks, planned: bool, guided: Callable[[], bool] = lambda: True):
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        planned: bool,
+        guided: Callable[[], bool] = lambda: True,
+        meet: Callable[[], None] = lambda: None,
+    ) -> None:
         halved = branches_split(ranks.count, planned)
         if reason := why_not(model, ranks.count, planned):
             raise AccelError(reason)
@@ -123,7 +126,7 @@ class Shared:
             if dist.get_world_size(tokens) > 1:
                 stack.callback(SplitTokens(model, tokens).undo)
             if pair is not None:
-                self._branches = SplitBranches(model, pair, guided)
+                self._branches = SplitBranches(model, pair, guided, meet)
                 stack.callback(self._branches.undo)
             self._stack = stack.pop_all()
 

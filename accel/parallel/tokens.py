@@ -19,21 +19,15 @@ from accel.backends.sdpa import Sdpa
 from accel.errors import AccelError
 from accel.ops import AttentionSlot
 from accel.parallel.exchange import FIELD, Across
+from accel.parallel.sharing import why_not_cache, why_not_class, why_not_heads
 from accel.report import Tally
-
-MODELS = ("WanTransformer3DModel",)
-"""Classes whose forward was read: which of their tensors hold tokens."""
-
-ALIKE = ("none", "pyramid", "taylorseer")
-"""Step caches that decide by the step alone. The others look at tokens: ranks that see different ones would part ways
-and wait for each other."""
 
 
 def why_not_tokens(model: nn.Module, count: int) -> str:
     """Why this transformer's tokens can't be dealt to `count` ranks, as one sentence; empty when they can."""
     who = type(model).__name__
-    if who not in MODELS:
-        return f"{who} can't be run on several GPUs, {' and '.join(MODELS)} can"
+    if reason := why_not_class(who):
+        return reason
     if reason := bridge.why_not():
         return reason
     known: Any = model
@@ -41,17 +35,13 @@ def why_not_tokens(model: nn.Module, count: int) -> str:
         return f"{who} already runs with diffusers' own parallelism: load it again without"
     if count == 1:
         return ""
-    heads = known.config.num_attention_heads
-    if heads < count:
-        return f"{heads} heads can't be dealt to {count} GPUs: take at most {heads}"
+    if reason := why_not_heads(known.config.num_attention_heads, count):
+        return reason
     backends = {getattr(block.attn1.processor, bridge.FIELD, None) for block in known.blocks}
     others = [str(one.value) for one in backends if one is not None and not one.value.startswith(bridge.PREFIX)]
     if others:
         return f"its attention was given to diffusers' {', '.join(others)}: call reset_attention_backend() first"
-    cache = _cache(model)
-    if cache.partition(":")[0] not in ALIKE:
-        return f"cache={cache} looks at tokens, of which each GPU has others: choose {' or '.join(ALIKE)}"
-    return ""
+    return why_not_cache(_cache(model), count)
 
 
 def _cache(model: nn.Module) -> str:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from accel.install import install
 from accel.parallel.exchange import bounds
-from accel.parallel.ranks import branches_split, joined, why_not
+from accel.parallel.ranks import joined, why_not
+from accel.parallel.sharing import branches_split
 from tests import builders
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,3 +56,33 @@ def test_time_is_bounded(tmp_path: Path) -> None:
     assert run(line, timeout=5.0) == "after 5 s rank 1 of 2 had not ended"
     pid = int((tmp_path / "1").read_text())
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a rank watches the pipe that it was given")
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    line = WAIT + f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(600)"
+    program = f"""
+import sys
+from accel.parallel.launching import run_ranks
+run_ranks([sys.executable, "-c", {line!r}], 2, 600.0)
+"""
+    files = [tmp_path / str(rank) for rank in range(2)]
+    with subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[3]) as parent:
+        _until(lambda: all(file.exists() and file.read_text() for file in files))
+        parent.send_signal(signal.SIGKILL)
+    _until(lambda: not any(_runs(int(file.read_text())) for file in files))
+
+
+def _until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except OSError:
+        return False
