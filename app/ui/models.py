@@ -32,13 +32,10 @@ def build(context: Context) -> TabParts:
         return tab.progress()
 
     gr.HTML(f'<p class="kt-quiet">{ABOUT}</p>', apply_default_css=False)
-    panel = actions("", script("readouts.js"), server_functions=[progress], elem_id="kt-fetch")
     seen = gr.State((0, "none"))
-    listed = actions('<p class="kt-quiet">Looking …</p>', elem_id="kt-models")
-    gr.HTML('<h3 class="kt-subheading">Another model</h3>', apply_default_css=False)
     with gr.Row(elem_classes=["kt-rename"]):
         other = gr.Textbox(
-            label="A repository, or a folder or file of this machine",
+            label="Another model: a repository, or a folder or file of this machine",
             placeholder="hf:OWNER/NAME, /models/my-model, /models/transformer.gguf",
             max_lines=1,
             max_length=300,
@@ -47,6 +44,8 @@ def build(context: Context) -> TabParts:
         )
         use = gr.Button("Use in Create", scale=0, min_width=120, size="sm", elem_id="kt-use-model")
         fetch = gr.Button("Fetch", scale=0, min_width=100, size="sm", elem_id="kt-fetch-model")
+    panel = actions("", script("readouts.js"), server_functions=[progress], elem_id="kt-fetch")
+    listed = actions('<p class="kt-quiet">Looking …</p>', elem_id="kt-models")
     shown = [seen, panel, listed]
     to_create = [*context.form.components, context.tabs]
     context.version.change(tab.refresh, [seen], shown, trigger_mode="always_last", **HEARD)

@@ -171,3 +171,31 @@ def test_a_repository_is_fetched_stopped_fetched_on_and_used(page: Tab, hub: Hub
     assert page.errors == []
     outside = [url for url in page.requests if not url.startswith((page.url, "data:", "blob:"))]
     assert outside == []
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
+def test_what_became_of_a_fetch_is_in_sight_of_its_button(
+    served: Served,
+    hub: Hub,  # noqa: F811
+    chromium: Any,
+    size: tuple[int, int],
+) -> None:
+    hub.files = {}
+    context = chromium.new_context(viewport=dict(zip(("width", "height"), size, strict=True)))
+    page = Tab(context.new_page(), served.url).open()
+    page.show("Models")
+    assert in_sight(page, "#kt-other-model")
+    last = page.page.locator("#kt-models").get_by_role("button", name="Fetch:").last
+    last.click(timeout=PATIENCE)
+    page.page.locator("#kt-fetch .kt-sentences").wait_for(timeout=PATIENCE)
+    assert in_sight(page, "#kt-fetch .kt-sentences")
+    assert in_sight(page, "#kt-models li:last-child button")
+    context.close()
+
+
+def in_sight(page: Tab, selector: str) -> bool:
+    """Whether an element lies inside the window, as it is scrolled."""
+    box, window = page.page.locator(selector).bounding_box(), page.page.viewport_size
+    assert box is not None
+    assert window is not None
+    return bool(box["height"] > 0 and box["y"] >= 0 and box["y"] + box["height"] <= window["height"])
