@@ -114,7 +114,9 @@ def _of_repository(model: str, known: Sequence[Family], locate: Locate) -> Famil
 def _of_folder(
     folder: Path, model: str, title: str, known: Sequence[Family], problems: tuple[str, ...] | None = None
 ) -> Family:
-    """A folder in diffusers layout as a model of its own, with the rules of its family. Not whole: without folder."""
+    """A folder in diffusers layout as a model of its own, with the rules of its family. `problems`: what it lacks,
+    where that is known already. Raises UsageError for one that is not whole or belongs to no family.
+    """
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         pipeline = index["_class_name"]
@@ -184,7 +186,9 @@ def _parameters(component: Path) -> int:
 
 
 def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
-    """A transformer's weights in one file: the family whose own transformer here has as many parameters."""
+    """A transformer's weights in one file: the family whose own transformer here has as many parameters, and whose name
+    the file's is most like where several have.
+    """
     if is_pickle(file.name):
         raise UsageError(
             f"model: {file.name} holds pickled weights, which can run code when they are loaded; choose a file that "
@@ -198,20 +202,32 @@ def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
         raise UsageError(f"model: {file.name} can't be read ({error}); copy or download it again.") from None
     if not held:
         raise UsageError(f"model: {file.name} holds no tensors; copy or download it again.")
-    best: tuple[float, Family, Path] | None = None
+    fitting: list[tuple[float, int, Family, Path]] = []
     for family in known:
         located = locate(family)
         if not located.is_whole or located.folder is None or (located.folder / "transformer_2").is_dir():
             continue
-        own = _parameters(located.folder / "transformer")
-        apart = abs(own / held - 1)
-        if apart <= ALIKE and (best is None or apart < best[0]):
-            best = (apart, family, located.folder)
-    if best is None:
+        apart = abs(_parameters(located.folder / "transformer") / held - 1)
+        if apart <= ALIKE:
+            fitting.append((apart, -_words_in_common(file.stem, family), family, located.folder))
+    if not fitting:
         raise UsageError(
             f"model: {file.name} holds {held / 1e9:.2f} billion parameters, as no model here does: fetch the model "
             "that it was made from, for its text encoder and VAE, or check the file."
         )
-    _, family, folder = best
+    best = min(one[:2] for one in fitting)
+    (_, _, family, folder), *others = (one for one in fitting if one[:2] == best)
+    if others:
+        names = " or ".join([family.name, *(one[2].name for one in others)])
+        raise UsageError(
+            f"model: {file.name} may have been made from {names}, which are built alike: give it a name that holds one "
+            "of these."
+        )
     made = replace(family, name=written(file), aliases=(), repos=(), title=file.stem, called="", file=file)
     return made.with_folder(folder)
+
+
+def _words_in_common(stem: str, family: Family) -> int:
+    """How many words of the family's name a file's name holds, however either divides them."""
+    letters = re.sub(r"[^a-z0-9]", "", stem.lower())
+    return sum(word.replace(".", "") in letters for word in family.name.split("-"))

@@ -191,6 +191,25 @@ def test_a_single_file_takes_the_place_of_a_transformer_of_its_size(
         family_for(str(file))
 
 
+def test_of_models_that_are_built_alike_the_file_s_name_decides(tiny_folder: Path, tmp_path: Path) -> None:
+    from app.models.sources.resolving import family_of
+
+    own = tiny_folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    known = [
+        replace(STARTER, name=name, folder=tiny_folder, summary=name)
+        for name in ("sky2-df", "wan2.1-480p", "wan2.1-720p")
+    ]
+
+    def chosen(name: str) -> str:
+        file = Path(shutil.copy(own, tmp_path / name))
+        return family_of(str(file), known, sources.locate).summary
+
+    assert chosen("Wan2_1-tuned_720P-Q4.safetensors") == "wan2.1-720p"
+    assert chosen("Sky2_tuned.safetensors") == "sky2-df"
+    with pytest.raises(UsageError, match=r"tuned.safetensors may have been made from sky2-df or wan2.1-480p or wan2"):
+        chosen("tuned.safetensors")
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_a_model_or_a_sentence(model: str) -> None:
     try:
