@@ -11,12 +11,12 @@ from pathlib import Path
 
 from app.errors import UsageError
 from app.models.base import Family
+from app.models.sources.choosing import PICKLES, is_pickle
 from app.models.sources.wholeness import header_of, weights_problem
 from app.paths import MAX_SEARCHED, Home, find_lora
 from app.request import GenerationRequest, Lora
 
 SUFFIX = ".safetensors"
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 METADATA = "lora_adapter_metadata"
 """Under this key of the file's header diffusers keeps rank and alpha, as JSON."""
 _DORA = ("dora_scale", "lora_magnitude_vector", "lora_magnitude_vector.weight")
@@ -86,7 +86,7 @@ def _in_folder(name: str, family: Family, folder: Path) -> Path:
 def why_not(path: Path) -> str:
     """Why a file is no LoRA, to follow its name; empty when nothing in its header is against it."""
     if path.suffix.lower() != SUFFIX:
-        pickle = " but a pickle, which can run code when it is opened" if path.suffix.lower() in PICKLES else ""
+        pickle = " but a pickle, which can run code when it is opened" if is_pickle(path.name) else ""
         return f"is no safetensors file{pickle}; get it as {SUFFIX}."
     if problem := weights_problem(path):
         return f"{problem}; get it again."

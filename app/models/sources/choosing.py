@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from app.errors import CannotRunError
@@ -111,9 +110,3 @@ def _weights(names: list[str], library: str, what: str) -> list[str]:
             "another model."
         )
     raise CannotRunError(f"{what} has no safetensors weights; choose another model.")
-
-
-def folder_of(path: str) -> str:
-    """The component that a file belongs to; empty at the top."""
-    parent = PurePosixPath(path).parent.as_posix()
-    return "" if parent == "." else parent
