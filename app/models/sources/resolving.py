@@ -33,6 +33,9 @@ ALIKE = 0.02
 """How far the parameters of a single file may differ from those of the model it takes the place of: formats count a
 few buffers differently."""
 
+_LORA = re.compile(r"[._]lora(?:_|\.)|^lora_|\.alpha$")
+"""In the name of each tensor of a LoRA, whoever trained it; in none of a model's."""
+
 Locate = Callable[[Family], Located]
 
 
@@ -197,11 +200,17 @@ def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
     if file.suffix.lower() not in FILES:
         raise UsageError(f"model: {file.name} is no model; choose a file that ends in {' or '.join(FILES)}.")
     try:
-        held = numbers_in(read_tensors(file) if file.suffix.lower() == ".gguf" else tensors_in(file))
+        tensors = read_tensors(file) if file.suffix.lower() == ".gguf" else tensors_in(file)
+        held = numbers_in(tensors)
     except (OSError, ValueError) as error:
         raise UsageError(f"model: {file.name} can't be read ({error}); copy or download it again.") from None
     if not held:
         raise UsageError(f"model: {file.name} holds no tensors; copy or download it again.")
+    if all(_LORA.search(name) for name in tensors):
+        raise UsageError(
+            f"model: {file.name} is a LoRA, which goes beside a model: put it into loras of the data folder, choose "
+            "the model that it was made for, and add it to the LoRAs."
+        )
     fitting: list[tuple[float, int, Family, Path]] = []
     for family in known:
         located = locate(family)

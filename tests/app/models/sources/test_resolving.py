@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,6 +209,17 @@ def test_of_models_that_are_built_alike_the_file_s_name_decides(tiny_folder: Pat
     assert chosen("Sky2_tuned.safetensors") == "sky2-df"
     with pytest.raises(UsageError, match=r"tuned.safetensors may have been made from sky2-df or wan2.1-480p or wan2"):
         chosen("tuned.safetensors")
+
+
+@pytest.mark.parametrize("name", ["transformer.blocks.0.attn1.to_q.lora_A.weight", "lora_unet_a.lora_down.weight"])
+def test_a_lora_is_told_from_a_model(name: str, tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "soft.safetensors"
+    save_file({name: np.zeros((2, 3), np.float32)}, file)
+    with pytest.raises(UsageError, match=r"soft.safetensors is a LoRA, which goes beside a model: put it into loras"):
+        family_for(str(file))
+    save_file({name: np.zeros((2, 3), np.float32), "blocks.0.attn1.to_q.weight": np.zeros((2, 3), np.float32)}, file)
+    with pytest.raises(UsageError, match="as no model here does"):
+        family_for(str(file))
 
 
 @given(st.text(max_size=40))
