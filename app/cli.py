@@ -110,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
         "--home", metavar="DIR", help="data folder (default: KINETILE_HOME, else your system's place for data)"
     )
     where.add_argument("--resume", action="store_true", help="skip what is made; with no SOURCE, go on with the queue")
+    where.add_argument(
+        "--ray",
+        type=_ray,
+        metavar="ADDRESS",
+        help="make the clips on the machines of a Ray cluster (HOST:PORT), or with Ray here (local, local:N engines)",
+    )
     where.add_argument("--download", action="store_true", help="fetch the models that are not on this machine first")
     where.add_argument("--fail-fast", action="store_true", help="stop at the first clip that fails")
     where.add_argument("--dry-run", action="store_true", help="check and estimate everything, make nothing")
@@ -144,6 +150,12 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_COUNT):
         raise UsageError(f"--count {text}: a whole number of clips from 1 to {MAX_COUNT} is allowed.")
     return int(text)
+
+
+def _ray(text: str) -> str:
+    if not text.strip():  # an unset variable of a shell
+        raise UsageError("--ray is empty; write local, or a cluster's address as HOST:PORT.")
+    return text
 
 
 def _folder(text: str) -> Path:
@@ -207,6 +219,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         fail_fast=options.fail_fast,
         as_json=options.as_json,
         download=options.download,
+        ray="" if options.ray is None else options.ray,
         pictures={name: path for name in ("image", "last_image") if (path := vars(options)[name]) is not None},
         home=home(options.home),
     )
@@ -266,7 +279,7 @@ def _bench(options: argparse.Namespace) -> int:
     )
 
 
-_BATCH_ONLY = ("image", "last_image", "count", "strict", "out", "resume", "download", "fail_fast", "dry_run")
+_BATCH_ONLY = ("image", "last_image", "count", "strict", "out", "resume", "ray", "download", "fail_fast", "dry_run")
 _NOT_MEASURED = (*_BATCH_ONLY, "accel", "lora")
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", *_NOT_MEASURED, "as_json")

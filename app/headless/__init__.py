@@ -26,6 +26,7 @@ from app.headless.following import Follower
 from app.headless.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
 from app.queue.service import Service, open_service
+from app.remote.cluster import Address, Cluster, connect
 from app.video.outputs import size_text
 from app.worker.render import versions
 
@@ -81,8 +82,10 @@ class _Batch:
 
     def __init__(self, settings: BatchSettings, reporter: Reporter, err: TextIO, options: dict[str, Any]) -> None:
         self._settings, self._reporter, self._err = settings, reporter, err
+        self._far = {"module": options.pop("far_module")} if "far_module" in options else {}
         self._options = {"all_batches": False, "previews": False, **options}
         self._outcomes: list[Outcome] = []
+        self._cluster: Cluster | None = None
 
     def run(self, sources: Sequence[str]) -> tuple[list[Outcome], list[KinetileError], int]:
         """The clips, what kept the batch from beginning, and the exit code."""
@@ -97,13 +100,41 @@ class _Batch:
             return [], problems, self._refuse(problems)
         try:
             check_disk_and_encoder(self._outcomes, settings.folder)
-            service = open_service(settings.home, **self._options)
+            service = self._open_service()
         except KinetileError as error:
             return self._outcomes, [error], self._refuse([error])
-        interrupts = Interrupts(
-            lambda: self._reporter.say("Stopping after this step; press Ctrl-C again to stop at once.")
-        )
+        try:
+            return self._run_with(service)
+        finally:
+            if self._cluster is not None:
+                self._cluster.close()
+
+    def _open_service(self) -> Service:
+        """The queue here, or in a cluster's service. Raises KinetileError."""
+        settings = self._settings
+        if not settings.ray:
+            return open_service(settings.home, **self._options)
+        from app.remote.service import open_crew  # it needs the queue's owner, which needs this room's interrupts
+
+        address = Address.parse(settings.ray)
+        self._reporter.say(f"Looking at the machines of --ray {settings.ray}")
+        self._cluster = connect(address, settings.home, **self._far)
+        try:
+            for note in self._cluster.notes:
+                self._reporter.say(f"note: Left out: {note}")
+            names = ", ".join(place.name for place in self._cluster.places)
+            self._reporter.say(f"{len(self._cluster.places)} to make clips: {names}")
+            return open_crew(settings.home, self._cluster, self._options)
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    def _run_with(self, service: Service) -> tuple[list[Outcome], list[KinetileError], int]:
+        settings, many = self._settings, self._cluster is not None
+        stopping = "Waiting for the clips that are being made" if many else "Stopping after this step"
+        interrupts = Interrupts(lambda: self._reporter.say(f"{stopping}; press Ctrl-C again to stop at once."))
         follower = Follower(service, lambda: open_service(settings.home, **self._options), interrupts)
+        follower.finish_running = many
         try:
             self._prepare_with(service)
             if settings.dry_run:
@@ -123,8 +154,14 @@ class _Batch:
             raise
         finally:
             self._reporter.end()
+        stranded = [CannotRunError(service.stranded)] if service.stranded and self._are_left() else []
         self._summarise(interrupts.asked)
+        if stranded:
+            return self._outcomes, [*stranded], self._refuse(stranded)
         return self._outcomes, [], self._exit_code(interrupts.asked)
+
+    def _are_left(self) -> bool:
+        return any(outcome.state == "waiting" for outcome in self._outcomes)
 
     def _refuse(self, problems: Sequence[KinetileError]) -> int:
         # The same mistake on every line of a batch would hide the others.
@@ -247,6 +284,9 @@ class _Batch:
         follower.on_begin = lambda outcome: self._reporter.begin(label(outcome))
         follower.on_progress = self._reporter.update
         follower.on_end = ended
+        if self._cluster is not None:  # several at once: one bar for all of them
+            follower.on_begin = lambda outcome: self._reporter.say(f"{label(outcome)}: begun")
+            follower.on_progress = lambda progress: None
         follower.on_news = self._reporter.say
         follower.make(self._open(), self._settings.fail_fast)
 

@@ -35,7 +35,8 @@ State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 @dataclass(frozen=True)
 class BatchSettings:
     """What the command line says about a batch. `assignments` are KEY=VALUE, applied to every request; so are
-    `pictures`, files by the request's field. download: models that are not on this machine may be fetched.
+    `pictures`, files by the request's field. download: models that are not on this machine may be fetched. ray: the
+    cluster that makes the clips, empty for this machine.
     """
 
     assignments: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class BatchSettings:
     as_json: bool = False
     download: bool = False
     pictures: Mapping[Field, Path] = field(default_factory=dict)
+    ray: str = ""
     home: Home = field(default_factory=home)
 
     @property

@@ -30,12 +30,14 @@ class Follower:
         self.on_end: Callable[[Outcome], None] = lambda outcome: None
         self.on_news: Callable[[str], None] = lambda text: None
         self._outcomes: dict[int, Outcome] = {}
-        self._begun: int | None = None
+        self._begun: set[int] = set()
         self._stopping = False
+        self.finish_running = False
+        """After Ctrl-C the clips that are being made are waited for, rather than stopped."""
 
     def make(self, outcomes: Sequence[Outcome], fail_fast: bool = False) -> None:
-        """Submit what is not in the queue yet and follow all to their ends, or until Ctrl-C or (`fail_fast`) a
-        failure; what was not begun then stays queued, held back. Raises KinetileError.
+        """Submit what is not in the queue yet and follow all to their ends, or until Ctrl-C, (`fail_fast`) a failure or
+        a stranded queue; what was not begun then stays queued, held back. Raises KinetileError.
         """
         self._submit(outcomes)
         for left in reversed(range(OWNERS)):
@@ -87,12 +89,15 @@ class Follower:
             self._look_again()
             while any(not self._is_over(outcome) for outcome in self._outcomes.values()):
                 failed = any(outcome.state in ("failed", "crashed") for outcome in self._outcomes.values())
-                if (self._interrupts.asked or (fail_fast and failed)) and not self._stopping:
+                wanted = self._interrupts.asked or (fail_fast and failed) or bool(self._service.stranded)
+                if wanted and not self._stopping:
                     self._stopping = True
                     self._hold_back()
-                    if self._interrupts.asked:
+                    if self._interrupts.asked and not self.finish_running:
                         self._service.cancel(self._running())
                     self._look_again()
+                elif self._stopping and self._is_put_back():
+                    self._hold_back()
                 if self._stopping and not self._running():
                     return
                 event = news.get(LOOK_SECONDS)
@@ -128,13 +133,15 @@ class Follower:
         before, outcome.job = outcome.job, job
         if job.state == "running":
             self._begin(job.id)
+        elif job.state == "queued":
+            self._begun.discard(job.id)
         elif job.is_over and before is not None and not before.is_over:
-            self._begun = None
+            self._begun.discard(job.id)
             self.on_end(outcome)
 
     def _begin(self, identity: int) -> None:
-        if self._begun != identity:
-            self._begun = identity
+        if identity not in self._begun:
+            self._begun.add(identity)
             self.on_begin(self._outcomes[identity])
 
     def _is_over(self, outcome: Outcome) -> bool:
@@ -142,6 +149,11 @@ class Follower:
 
     def _running(self) -> list[int]:
         return [identity for identity, outcome in self._outcomes.items() if outcome.state == "running"]
+
+    def _is_put_back(self) -> bool:
+        """Whether a job that ran waits again, so that it would be begun once more."""
+        waiting = [outcome.job for outcome in self._outcomes.values() if outcome.state == "waiting"]
+        return any(job is not None and not job.held for job in waiting)
 
     def _hold_back(self) -> None:
         """Keep what was not begun in the queue, for `--resume`."""

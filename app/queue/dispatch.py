@@ -172,10 +172,13 @@ class Dispatcher:
     def _make_next(self) -> bool:
         """Make the next job; False when there is none, or a guest has the worker."""
         with self._turn:
-            job = None if self._draining or self._guests else self._queue.take(self.batches)
+            job = None if self._draining or self._guests else self._take()
             if job is not None:
                 self._make(job)
             return job is not None
+
+    def _take(self) -> Job | None:
+        return self._queue.take(self.batches)
 
     def _make(self, job: Job) -> None:
         with self._changed:

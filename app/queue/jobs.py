@@ -152,12 +152,15 @@ class JobQueue:
 
     # -- what its owner does --
 
-    def take(self, batches: Collection[str] | None = None) -> Job | None:
-        """The next job that is not held (of these batches, None: of all), now running; None when there is none."""
+    def take(self, batches: Collection[str] | None = None, without: Collection[int] = ()) -> Job | None:
+        """The next job that is not held (of these batches, None: of all; none of those `without`), now running; None
+        when there is none.
+        """
         with self._writing() as base:
             for identity, batch in self._queued("AND NOT held"):
-                # one that can't be read is passed over
-                if (batches is None or batch in batches) and self._select("id = ?", (identity,)):
+                if identity in without or not (batches is None or batch in batches):
+                    continue
+                if self._select("id = ?", (identity,)):  # one that can't be read is passed over
                     base.execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (time.time(), identity))
                     return self._one(identity)
         return None
@@ -172,6 +175,13 @@ class JobQueue:
     def fail(self, identity: int, state: JobState, error: JobError) -> Job:
         """A running job ended as failed, cancelled or crashed."""
         return self._end(identity, state, None, error)
+
+    def put_back(self, identity: int) -> Job:
+        """A running job whose worker was lost waits again, in its old place."""
+        with self._writing() as base:
+            self._require(identity, ("running",), "put back")
+            base.execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", (identity,))
+            return self._one(identity)
 
     def cancel_queued(self, ids: Collection[int], error: JobError) -> tuple[Job, ...]:
         """End those of these jobs that are still queued as cancelled; returns them."""

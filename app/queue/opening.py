@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import filelock
@@ -14,8 +15,10 @@ from app.queue.owner import LocalService
 from app.queue.service import OwnerGoneError, Service
 
 
-def open_service(home: Home, seconds: float, options: dict[str, Any]) -> Service:
-    """See `app.queue.service.open_service`."""
+def open_service(
+    home: Home, seconds: float, options: dict[str, Any], serve: Callable[..., LocalService] = LocalService
+) -> Service:
+    """See `app.queue.service.open_service`. serve: makes the owner, where this process becomes it."""
     lock = filelock.FileLock(home.database.with_name("owner.lock"), thread_local=False)
     until = time.monotonic() + seconds
     while True:
@@ -36,13 +39,15 @@ def open_service(home: Home, seconds: float, options: dict[str, Any]) -> Service
                 f"The data folder {home.root} can't be locked ({error}): choose another one with --home DIR."
             ) from error
         else:
-            return _owning(home, lock, options)
+            return _owning(home, lock, options, serve)
 
 
-def _owning(home: Home, lock: filelock.FileLock, options: dict[str, Any]) -> Service:
+def _owning(
+    home: Home, lock: filelock.FileLock, options: dict[str, Any], serve: Callable[..., LocalService]
+) -> Service:
     """The owner, with its door; whatever fails, nothing of it is left and the lock is free."""
     try:
-        service = LocalService(home, lock.release, **options)
+        service = serve(home, lock.release, **options)
     except BaseException:
         lock.release()
         raise

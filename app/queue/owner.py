@@ -19,6 +19,7 @@ from app.models import family_for
 from app.paths import Home
 from app.plain import from_data, to_data, to_json
 from app.queue.dispatch import Dispatcher, Patience, loaded_key
+from app.queue.dispatching import Dispatching
 from app.queue.fetcher import Fetcher
 from app.queue.jobs import ENDED, History, Job, JobError, JobQueue, JobSpec, JobState, Removal
 from app.queue.keeper import Keeper
@@ -68,16 +69,7 @@ class LocalService(Service):
         self.recovered = recover(self._queue)
         self._keeper = Keeper(home, launch, warm)
         self._keeper.on_started = self._note_worker
-        self._dispatcher = Dispatcher(
-            self._queue,
-            self._keeper,
-            self._news.tell,
-            self._check,
-            self._expected,
-            batches=None if all_batches else set(),
-            previews=previews,
-            patience=self._patience,
-        )
+        self._dispatcher = self._dispatching(None if all_batches else set(), previews)
         self._dispatcher.housekeeping = self._purge
         patient = self._patience
         self._measurer = Measurer(self._keeper, self._dispatcher.turn, patient.cancel, patient.start)
@@ -242,6 +234,19 @@ class LocalService(Service):
         self._keeper.loaded = ""
 
     # -- inside --
+
+    def _dispatching(self, batches: set[str] | None, previews: bool) -> Dispatching:
+        """What takes the jobs; not started yet."""
+        return Dispatcher(
+            self._queue,
+            self._keeper,
+            self._news.tell,
+            self._check,
+            self._expected,
+            batches=batches,
+            previews=previews,
+            patience=self._patience,
+        )
 
     def _announce(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
         for job in jobs:

@@ -136,6 +136,9 @@ class Service(ABC):
     owner: bool
     """Whether this process owns the queue (else it hands everything over to the one that does)."""
 
+    stranded = ""
+    """Why nothing is made any more although jobs wait, a sentence; empty while they are made."""
+
     def __enter__(self) -> Self:
         return self
 

@@ -4,10 +4,11 @@ This is what batch, queue and page all call; they differ only in who listens.
 """
 
 import importlib.metadata
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from app.progress import Progress
 
 # Packages whose release can change a clip's pixels or its file.
 _PACKAGES = ("torch", "diffusers", "transformers", "imageio-ffmpeg")
+MACHINE = "KINETILE_MACHINE"
+"""In the environment, where clips are made for another machine: this one's name there."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ def render(
         recorded_plan=spec.recorded_plan,
         expected=expected,
     )
+    if machine := os.environ.get(MACHINE):
+        where = clip.report.get("ran_on")
+        clip = replace(clip, report={**clip.report, "ran_on": f"{machine}, {where}" if where else machine})
     if on_progress is not None:
         on_progress(Progress("saving", 0, 1, 0.99))
     made = time.perf_counter()

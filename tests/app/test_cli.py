@@ -83,7 +83,7 @@ def test_the_options_are_these_and_no_others() -> None:
         "-h", "--help", "--version", "--headless", "--share", "--models", "--fetch", "--doctor", "--bench", "--verify",
         "--set", "--lora", "--image", "--last-image",
         "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
-        "--resume", "--fail-fast", "--download",
+        "--resume", "--fail-fast", "--download", "--ray",
         "--port", "--open", "--listen", "--auth", "--no-auth",
         "--model", "--preset", "--quick", "--quality", "--plot",
     }  # fmt: skip
@@ -125,6 +125,9 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--doctor", "--out", "x"], "--out goes with --headless, not with --doctor"),
         (["--doctor", "--set", "steps=2"], "--set goes with --headless, not with --doctor"),
         (["--headless", "--out", " "], "--out is empty"),
+        (["--headless", "--ray", ""], "--ray is empty; write local, or a cluster's address as HOST:PORT"),
+        (["--headless", "--ray", "here"], "--ray here: write local, local:N for N engines here"),
+        (["--doctor", "--ray", "local"], "--ray goes with --headless, not with --doctor"),
         (["--headless", "--out", "a\udcff"], "--out a?: the name holds a byte that is not UTF-8"),
     ],
 )
