@@ -88,10 +88,11 @@ def load_pipeline(
                 loaded[name] = (given or {})[name]
             elif _has_weights(factory):
                 dtype = getattr(torch, dtypes.get(name, dtypes.get("default", "float32")))
-                if name in bare:
-                    loaded[name] = _shaped(library, factory, place).to(dtype)
-                    continue
-                loaded[name] = factory.from_pretrained(place, dtype=dtype, use_safetensors=True, local_files_only=True)
+                loaded[name] = (
+                    _shaped(library, factory, place).to(dtype)
+                    if name in bare
+                    else factory.from_pretrained(place, dtype=dtype, use_safetensors=True, local_files_only=True)
+                )
             else:
                 loaded[name] = _without_weights(factory, place)
             on_component(done, len(components))
