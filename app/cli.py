@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
         help="use this LoRA, such as soft.safetensors=0.6; can be given several times",
     )
     request.add_argument("--count", type=_count, metavar="N", help="clips per request, with seeds one apart")
+    request.add_argument("--gpus", type=_gpus, metavar="N", help="make each clip on this many GPUs together")
     request.add_argument("--strict", action="store_true", help="refuse what would have to be adjusted")
     request.add_argument(
         "--accel",
@@ -158,6 +159,14 @@ def _ray(text: str) -> str:
     return text
 
 
+def _gpus(text: str) -> int:
+    from app.request import MAX_GPUS
+
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_GPUS):
+        raise UsageError(f"--gpus {text}: a whole number of GPUs from 1 to {MAX_GPUS} is allowed.")
+    return int(text)
+
+
 def _folder(text: str) -> Path:
     from app.paths import is_text
 
@@ -210,7 +219,12 @@ def _dispatch(options: argparse.Namespace) -> int:
     from app.paths import home
 
     settings = headless.BatchSettings(
-        assignments=(*options.assignments, *_accel_assignments(options.accel), *_lora_assignments(options.lora)),
+        assignments=(
+            *options.assignments,
+            *_accel_assignments(options.accel),
+            *_lora_assignments(options.lora),
+            *_on_gpus(options),
+        ),
         count=options.count,
         out=options.out,
         strict=options.strict,
@@ -280,7 +294,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 _BATCH_ONLY = ("image", "last_image", "count", "strict", "out", "resume", "ray", "download", "fail_fast", "dry_run")
-_NOT_MEASURED = (*_BATCH_ONLY, "accel", "lora")
+_NOT_MEASURED = (*_BATCH_ONLY, "accel", "lora", "gpus")
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", *_NOT_MEASURED, "as_json")
 _FOR_PAGE = ("port", "open_browser", "listen", "auth", "no_auth")
@@ -288,7 +302,7 @@ _IGNORED_BY = {
     "--share": (*_BATCH_ONLY, "as_json"),
     "--models": ("assignments", *_NOT_MEASURED),
     "--fetch": ("assignments", *_NOT_MEASURED),
-    "--doctor": ("assignments", "lora", *_BATCH_ONLY),
+    "--doctor": ("assignments", "lora", "gpus", *_BATCH_ONLY),
 }
 _WRITTEN = {"assignments": "--set", "as_json": "--json", "open_browser": "--open"}
 
@@ -336,6 +350,10 @@ def _accel_assignments(groups: Sequence[str]) -> list[str]:
                 f"--accel {part}: KEY=VALUE was expected, for example --accel attention=sdpa,dtype=float32."
             )
     return [f"accel.{part}" for part in parts]
+
+
+def _on_gpus(options: argparse.Namespace) -> list[str]:
+    return [] if options.gpus is None else [f"accel.gpus={options.gpus}"]
 
 
 def _lora_assignments(given: Sequence[str]) -> list[str]:

@@ -52,3 +52,12 @@ class Cancelled(KinetileError):  # noqa: N818 (an answer to a wish, not an error
     """Somebody asked the run to stop, and it did."""
 
     exit_code: ClassVar[int] = 130
+
+
+def error_named(kind: str, message: str, detail: str = "") -> KinetileError:
+    """The error that another process raised as one of this class; KinetileError where it is no such class."""
+    found = globals().get(kind)
+    made = found if isinstance(found, type) and issubclass(found, KinetileError) else KinetileError
+    error: KinetileError = made(message)
+    error.detail = detail  # type: ignore[attr-defined]
+    return error

@@ -200,6 +200,7 @@ def engaged_key(plan: Mapping[str, Any]) -> str:
         if isinstance(value, Mapping)
     )
     fit = [plan.get(name, {}).get("engaged") for name in ("offload", "tiling", "text_encoder")]
+    fit += [str(plan["ranks"]["count"])] if "ranks" in plan else []
     return hashlib.sha256(repr((choices, plan.get("threads", {}).get("engaged"), fit)).encode()).hexdigest()[:16]
 
 

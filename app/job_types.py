@@ -55,6 +55,11 @@ class JobResult:
     timings: dict[str, float]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def ran_on(self) -> str:
+        """Where it was made, as a person knows it: "2 x NVIDIA H200"; empty for clips of earlier releases."""
+        return str(self.report.get("ran_on", ""))
+
 
 @dataclass(frozen=True)
 class JobError:

@@ -25,6 +25,7 @@ MAX_PROMPT = 100_000
 """Longest prompt kept, in characters. A model reads far less; the rest is kept and said."""
 MAX_COUNT = 1000
 MAX_LORAS = 16
+MAX_GPUS = 64
 
 _log = logging.getLogger("kinetile.request")
 
@@ -79,7 +80,10 @@ class Data(BaseModel):
 
 
 class AccelPreferences(Data):
-    """What the person wants of the accelerators; "auto" lets the plan decide. The plan knows the other choices."""
+    """What the person wants of the accelerators; "auto" lets the plan decide. The plan knows the other choices.
+
+    gpus: how many of them make one clip together.
+    """
 
     attention: Word = "auto"
     linear: Word = "auto"
@@ -92,6 +96,7 @@ class AccelPreferences(Data):
     offload: Word = "auto"
     tiling: Word = "auto"
     text_encoder: Word = "auto"
+    gpus: int = Field(default=1, ge=1, le=MAX_GPUS)
 
 
 class Lora(Data):

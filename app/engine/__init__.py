@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from accel.finite import NonFiniteError, check_frames
-from app.engine import acceleration, loading, single_file
+from app.engine import acceleration, loading, several, single_file
+from app.engine.alone import Alone
 from app.engine.calling import arguments_for, scheduler_for, to_frames
 from app.engine.loras import Adapters
 from app.engine.pictures import given
@@ -47,7 +48,8 @@ class Clip:
 
     frames: uint8 (frames, height, width, 3) RGB. plan and report: what accel engaged and what it served, as JSON-able
     data. timings: seconds of load, text, denoise, decode and total. tokens: {"used", "total", "limit"} of the prompt,
-    empty when unknown. pictures: PNG files of the pictures that the model was given, by the request's field.
+    empty when unknown. pictures: PNG files of the pictures that the model was given, by the request's field. memory:
+    peak bytes of other processes that made it.
     """
 
     frames: Frames
@@ -59,6 +61,7 @@ class Clip:
     timings: dict[str, float]
     tokens: dict[str, int] = field(default_factory=dict)
     pictures: dict[str, bytes] = field(default_factory=dict)
+    memory: int = 0
 
 
 @dataclass
@@ -76,16 +79,18 @@ class _Loaded:
 class Engine:
     """Makes clips one at a time. Call `close` (or leave the `with` block) to free the model.
 
-    `home` is where small things that can be made again are kept; without it nothing is.
+    `home` is where small things that can be made again are kept; without it nothing is. `ranks`: who else makes its
+    clips, for an engine that is one of several.
     """
 
-    def __init__(self, home: Home | None = None) -> None:
+    def __init__(self, home: Home | None = None, ranks: Alone | None = None) -> None:
         self._home = home
+        self._ranks = ranks or Alone()
         self._loaded: _Loaded | None = None
         self._earlier: dict[tuple[Any, ...], dict[str, float]] = {}
         self._busy = threading.Lock()
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,9 +101,14 @@ class Engine:
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
+        self._ranks.unshare()
         loaded.pipeline.maybe_free_model_hooks()
         del loaded
         _collect()
+
+    def held(self) -> int:
+        """Bytes that other processes hold for this engine."""
+        return 0
 
     def generate(
         self,
@@ -146,7 +156,7 @@ class Engine:
         run.clock.enter("loading")
         run.tell()
         # The first time this imports torch, which takes seconds: part of loading.
-        decision = acceleration.decide(family, request, recorded_plan, self._cache)
+        decision = self._ranks.decide(family, request, recorded_plan, self._cache)
         key = (
             family.name,
             str(family.folder),
@@ -158,7 +168,7 @@ class Engine:
         run.tell()
         failure: KinetileError | None = None
         try:
-            frames, report = self._frames(self._ready(key, decision, run), run)
+            frames, report = self._loaded_and_made(key, decision, run)
         except Stop:
             failure = Cancelled(f"Stopped while {run.place()}.")
         except KinetileError:
@@ -175,8 +185,16 @@ class Engine:
         counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
         fps = float(request.fps or family.defaults.fps)
         report |= {"loras": run.acting} if run.acting else {}
+        report |= {"ran_on": decision.ran_on} if decision.ran_on else {}
         adjustments, carried = (*normalised.adjustments, *run.left_out), pictures.as_files()
         return Clip(frames, fps, request, adjustments, decision.data, report, timings, counts, carried)
+
+    def _loaded_and_made(
+        self, key: tuple[Any, ...], decision: acceleration.Decision, run: Run
+    ) -> tuple[Frames, dict[str, Any]]:
+        with self._ranks.section():
+            loaded = self._ready(key, decision, run)
+        return self._frames(loaded, run)
 
     def _expect(
         self, clock: StageClock, key: tuple[Any, ...], kind: tuple[Any, ...], expected: Mapping[str, float]
@@ -217,7 +235,8 @@ class Engine:
         """Run a pipeline whose transformers are missing for what its encoders say."""
         pipeline = run.as_asked(pipeline)
         pipeline.scheduler = scheduler_for(run.request, dict(pipeline.scheduler.config))
-        watcher = Watcher(pipeline, run.clock, run.steps, should_stop=run.should_stop, on_progress=run.on_progress)
+        stop, told = run.should_stop, run.on_progress
+        watcher = Watcher(pipeline, run.clock, run.steps, self._ranks, should_stop=stop, on_progress=told)
         run.clock.enter("text")
         run.tell()
         with watcher:
@@ -227,11 +246,12 @@ class Engine:
         """Frames and report; numbers that are none get one more try on the reference backends."""
         backends = loaded.engaged.backends
         try:
-            return self._attempt(loaded, run, backends), loaded.engaged.report()
+            return self._attempt(loaded, run, backends), self._ranks.signs(loaded.engaged.report())
         except NonFiniteError as error:
             first = _found(error, run.steps)  # the text alone: the error's frames hold the latents
         if not loaded.engaged.accelerated:
             raise JobFailedError(f"{first}, with {backends}, so no clip was saved: try another seed or less guidance.")
+        self._ranks.unshare()
         with loaded.engaged.reference():
             try:
                 frames = self._attempt(loaded, run, REFERENCE)
@@ -239,14 +259,18 @@ class Engine:
                 again = _found(error, run.steps)
             else:
                 note = f"{first}, with {backends}; the clip was made again with {REFERENCE}."
-                return frames, {**loaded.engaged.report(), "retried": note}
+                return frames, {**self._ranks.signs(loaded.engaged.report()), "retried": note}
+            finally:
+                self._ranks.unshare()
         raise JobFailedError(
             f"{first}, with {backends}, and with {REFERENCE} again ({again}), so no clip was saved: "
             "try another seed, less guidance or --accel dtype=float32."
         )
 
     def _attempt(self, loaded: _Loaded, run: Run, backends: str) -> Frames:
-        """One run of the pipeline. Whatever happens, hooks and per-run state of the pipeline are gone afterwards."""
+        """One run of the pipeline. Whatever happens, hooks and per-run state of the pipeline are gone afterwards. Only
+        the first of several ranks decodes; the others return no frames.
+        """
         request, clock = run.request, run.clock
         pipeline = run.as_asked(loaded.pipeline)
         # The accelerators ask the loaded one for its step, whichever of the two runs.
@@ -257,6 +281,7 @@ class Engine:
             pipeline,
             clock,
             run.steps,
+            self._ranks,
             should_stop=run.should_stop,
             on_progress=run.on_progress,
             colours=colours,
@@ -268,16 +293,21 @@ class Engine:
         clock.enter("text")
         run.tell()
         try:
-            with watcher:
-                arguments = arguments_for(pipeline, run.family, request, watcher.step_end, run.pictures.by_field)
-                video = pipeline(**arguments).frames
+            with self._ranks.section():
+                self._ranks.share(pipeline, several.is_guided(request))
+                with watcher:
+                    arguments = arguments_for(pipeline, run.family, request, watcher.step_end, run.pictures.by_field)
+                    if not self._ranks.first:
+                        pipeline(**{**arguments, "output_type": "latent"})
+                        return np.empty((0, 0, 0, 3), np.uint8)
+                    video = pipeline(**arguments).frames
+                    if clock.stage != "decoding":
+                        clock.enter("decoding")
+                check_frames(video[0].float().cpu().numpy(), backends)  # as float, where NaN still shows
+                frames = to_frames(video)
+                check_frames(frames, backends)  # as bytes, where nearly one colour is one colour
         finally:
             pipeline.maybe_free_model_hooks()
-        if clock.stage != "decoding":
-            clock.enter("decoding")
-        check_frames(video[0].float().cpu().numpy(), backends)  # as float, where NaN still shows
-        frames = to_frames(video)
-        check_frames(frames, backends)  # as bytes, where nearly one colour is one colour
         clock.advance(clock.position[1])
         run.tell()
         return frames

@@ -33,7 +33,7 @@ from accel.types import (
     Preferences,
     StagePlan,
 )
-from app.engine import loading
+from app.engine import loading, several
 from app.engine import recorded as recorded_plans
 from app.engine.room import room_of
 from app.errors import CannotRunError, JobFailedError, PlanRefusedError, UsageError
@@ -49,15 +49,19 @@ _NOTHING = ("stock", "", "none", "off", "no")
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan for one request, and sentences on what a recorded plan wanted and this machine can't."""
+    """The plan for one request, and sentences on what a recorded plan wanted and this machine can't. shared: among
+    which GPUs, None for one device. ran_on: the device or devices, as a person knows them.
+    """
 
     plan: Plan
     differences: tuple[str, ...] = ()
+    shared: several.Sharing | None = None
+    ran_on: str = ""
 
     @property
     def data(self) -> dict[str, Any]:
         """The plan as JSON-able data."""
-        return self.plan.to_dict()
+        return self.plan.to_dict() | ({} if self.shared is None else {"ranks": self.shared.to_data()})
 
     @property
     def identity(self) -> tuple[tuple[str, str, str], ...]:
@@ -197,10 +201,18 @@ def decide(
     Reads no weights. Raises UsageError for an accel setting that does not exist, CannotRunError for one that can't run
     here or a model that is not on this machine.
     """
+    made = _decided(family, request, recorded, cache)
+    return replace(made, ran_on=several.ran_on(machine(), made.device, made.shared))
+
+
+def _decided(
+    family: Family, request: GenerationRequest, recorded: Mapping[str, Any] | None, cache: Path | None
+) -> Decision:
     described = describe(family, request, cache)
     measured = readouts(described, family.name, cache)
+    shared = several.sharing_for(machine(), described, request)
     if recorded is None:
-        return Decision(plan_for(described, preferences_of(request), measured))
+        return Decision(plan_for(described, preferences_of(request), measured, shared), (), shared)
     try:
         if not isinstance(recorded, Mapping):
             raise ValueError(f"{short(recorded)} is no plan")
@@ -208,9 +220,10 @@ def decide(
     except ValueError as error:
         why = short(str(error), 200)[1:-1]
         told = f"The accelerators it was made with can't be read ({why}); those that the request asks for are used."
-        return Decision(plan_for(described, preferences_of(request), measured), (told,))
-    plan = plan_for(described, recorded_plans.as_recorded(machine(), then, described))
-    return Decision(plan, recorded_plans.differences(then, plan))
+        return Decision(plan_for(described, preferences_of(request), measured, shared), (told,), shared)
+    seen = described if shared is None else shared.seen[-1]
+    plan = plan_for(described, recorded_plans.as_recorded(machine(), then, seen), None, shared)
+    return Decision(plan, recorded_plans.differences(then, plan), shared)
 
 
 class Engaged:
@@ -314,7 +327,9 @@ def summary(plan: Mapping[str, Any], report: Mapping[str, Any] | None = None) ->
         engaged = plan.get(name, {}).get("engaged", "")
         if engaged not in ("", "none", "off", "keep"):
             words.append(meaning.format(engaged))
-    return ", ".join(words) if len(words) > 1 else ", ".join([*words, "stock PyTorch"])
+    shared = [f"shared by {plan['ranks']['count']}: {plan['ranks']['how']}"] if "ranks" in plan else []
+    words = words if len(words) > 1 else [*words, "stock PyTorch"]
+    return ", ".join([*words, *shared])
 
 
 def preferences_of(request: GenerationRequest) -> Preferences:
@@ -341,12 +356,19 @@ def results_in(cache: Path) -> Path:
     return cache / "readouts"
 
 
-def plan_for(traits: ModelTraits, preferences: Preferences, measured: Readouts | None = None) -> Plan:
-    """The plan for this machine. Raises UsageError for a preference that does not exist, PlanRefusedError for one
-    that can't be kept here.
+def plan_for(
+    traits: ModelTraits,
+    preferences: Preferences,
+    measured: Readouts | None = None,
+    shared: several.Sharing | None = None,
+) -> Plan:
+    """The plan for this machine, or for each of those that share a clip. Raises UsageError for a preference that does
+    not exist, PlanRefusedError for one that can't be kept here.
     """
+    room = room_of(machine()) if shared is None else shared.room()
+    make = functools.partial(accel.make_plan, machine(), readouts=measured, room=room)
     try:
-        return accel.make_plan(machine(), traits, preferences, readouts=measured, room=room_of(machine()))
+        return make(traits, preferences) if shared is None else shared.plan(make, preferences)
     except accel.PlanError as error:
         unknown = [reason for reason in error.reasons if "is not known" in reason]
         if unknown:

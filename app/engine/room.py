@@ -2,6 +2,8 @@
 
 import sys
 
+import psutil
+
 from accel.types import Machine, Room
 from app.worker.machine_memory import free_memory, resident
 
@@ -19,3 +21,11 @@ def room_of(machine: Machine) -> Room:
     if torch is None or not torch.cuda.is_available():
         return Room(free, gpu.memory)
     return Room(free, torch.cuda.mem_get_info(gpu.index)[0] + torch.cuda.memory_reserved(gpu.index))
+
+
+def held_by_children() -> int:
+    """Resident bytes of the processes that this one started."""
+    total = 0
+    for child in psutil.Process().children(recursive=True):
+        total += resident(child.pid)
+    return total

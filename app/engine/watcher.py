@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from accel.finite import check_latents
 from app.engine.latents import Layout
 from app.engine.preview import CleanEstimate, LatentColours
 from app.progress import Progress, StageClock
+
+if TYPE_CHECKING:
+    from app.engine.alone import Alone
 
 # Pictures a second at most, so that previews stay below a percent of a clip's time.
 _PREVIEW_SECONDS = 0.4
@@ -40,6 +43,7 @@ class Watcher:
         pipeline: Any,
         clock: StageClock,
         steps: int,
+        ranks: "Alone",
         *,
         should_stop: Callable[[], bool] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
@@ -49,10 +53,11 @@ class Watcher:
         first: Any = None,
         layout: Layout | None = None,
     ) -> None:
-        """`called_back`: whether the pipeline calls `step_end`; if not, its scheduler's steps are counted. `first`: the
-        picture (PIL) that the clip begins with. `layout`: how previews read the latents; None: no previews.
+        """`ranks`: who else makes this clip. `called_back`: whether the pipeline calls `step_end`; if not, its
+        scheduler's steps are counted. `first`: the picture (PIL) that the clip begins with. `layout`: how previews read
+        the latents; None: no previews.
         """
-        self._pipeline, self._clock, self._steps = pipeline, clock, steps
+        self._pipeline, self._clock, self._steps, self._ranks = pipeline, clock, steps, ranks
         self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
         self._hooks: list[Any] = []
         self._estimate = CleanEstimate(pipeline.scheduler) if colours is not None else None
@@ -73,7 +78,7 @@ class Watcher:
                 self._hook(transformer, self._before_denoising)
                 self._hooks.append(transformer.register_forward_hook(self._after_compiling))
                 for block in _blocks(transformer):
-                    self._hook(block, self._check_stop)
+                    self._hook(block, self._check_together)
         encoder = getattr(getattr(self._pipeline, "vae", None), "encoder", None)
         if encoder is not None:  # of the pictures
             self._hook(encoder, self._check_stop)
@@ -104,7 +109,7 @@ class Watcher:
         if index + 1 >= self._steps:
             self._clock.enter("decoding", latents.shape[2] if latents.ndim == 5 and self._decodes_by_frame() else 1)
             self._tell()
-        self._check_stop()
+        self._ranks.meet(self._asked())
         return tensors
 
     def _watch_scheduler(self) -> None:
@@ -123,8 +128,15 @@ class Watcher:
         if getattr(module, "_compiled_call_impl", None) is None:
             self._hooks.append(module.register_forward_pre_hook(look))
 
+    def _asked(self) -> bool:
+        return self._should_stop is not None and self._should_stop()
+
     def _check_stop(self, *_: Any) -> None:
-        if self._should_stop is not None and self._should_stop():
+        if self._asked():
+            raise Stop
+
+    def _check_together(self, *_: Any) -> None:
+        if self._ranks.agreed(self._asked()):
             raise Stop
 
     def _before_denoising(self, module: Any, *_: Any) -> None:
@@ -136,7 +148,8 @@ class Watcher:
             else:
                 self._clock.enter("denoising", self._steps)
             self._tell()
-        self._check_stop()
+            self._ranks.meet(self._asked())
+        self._check_together()
 
     def _after_compiling(self, *_: Any) -> None:
         if self._clock.stage == "compiling":

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from app import catalogue
 from app.answers import PlanAnswer
 from app.console import Reporter, complain, duration, reporter_for
-from app.engine import acceleration
+from app.engine import acceleration, several
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
 from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, models_in, prepare, resumed
 from app.headless.following import Follower
@@ -240,7 +240,9 @@ class _Batch:
         said: set[str] = set()
         for outcome in self._open():
             request, recorded = outcome.spec.request, outcome.spec.recorded_plan
-            key = (request.model, request.width, request.height, request.frames, request.accel, id(recorded))
+            size = (request.width, request.height, request.frames)
+            guided = request.accel.gpus > 1 and several.is_guided(request)
+            key = (request.model, size, request.accel, guided, id(recorded))
             if key not in known:
                 try:
                     known[key] = service.plan(request, recorded)
@@ -299,7 +301,8 @@ class _Batch:
             return
         seconds = made.timings.get("total", 0.0)
         stages = ", ".join(f"{key} {value:.1f}" for key, value in made.timings.items() if key != "total")
-        self._reporter.say(f"{label}: {made.output.name} in {duration(seconds)} ({stages})")
+        on = f" on {made.ran_on}" if made.ran_on else ""
+        self._reporter.say(f"{label}: {made.output.name} in {duration(seconds)}{on} ({stages})")
         outcome.accelerators = acceleration.summary(made.plan, made.report)
         for line in made.warnings:
             self._reporter.say(f"  note: {line}")

@@ -97,6 +97,7 @@ class Outcome:
             "adjustments": [item.model_dump(mode="json") for item in self.spec.adjustments],
             "accelerators": self.accelerators,
             "report": {} if made is None else made.report,
+            "ran_on": None if made is None else made.ran_on,
             "estimate": None if self.estimate is None else to_data(self.estimate),
             "notes": [*self.notes, *(made.warnings if made else ())],
             "error": None if self.error is None else str(self.error),

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from app import errors
-from app.errors import CannotRunError, KinetileError
+from app.errors import CannotRunError, KinetileError, error_named
 from app.paths import Home
 from app.queue.service import WorkerState, WorkerStatus
 from app.video.outputs import size_text
@@ -247,9 +246,4 @@ def error_from(message: Message) -> KinetileError:
     """The error that a message describes."""
     if message.get("kind") == "WorkerGoneError":
         return WorkerGoneError(str(message["message"]))
-    kind: Any = getattr(errors, str(message.get("kind")), KinetileError)
-    if not (isinstance(kind, type) and issubclass(kind, KinetileError)):
-        kind = KinetileError
-    error: KinetileError = kind(str(message["message"]))
-    error.detail = str(message.get("detail", ""))  # type: ignore[attr-defined]
-    return error
+    return error_named(str(message.get("kind")), str(message["message"]), str(message.get("detail", "")))

@@ -171,7 +171,8 @@ class LocalService(Service):
     # -- answers from the worker --
 
     def plan(self, request: GenerationRequest, recorded: Any = None) -> PlanAnswer:
-        same = request.model_copy(update={"prompt": "", "negative_prompt": None, "seed": None, "steps": None})
+        prompt = "any" if request.accel.gpus > 1 and request.prompt.strip() else ""  # guidance's branches are dealt out
+        same = request.model_copy(update={"prompt": prompt, "negative_prompt": None, "seed": None, "steps": None})
         key = to_json([to_data(same), recorded])
         plans = self._plans  # another dict once readouts have changed, so that no older answer gets into it
         if (known := plans.get(key)) is not None:

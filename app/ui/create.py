@@ -93,6 +93,7 @@ def _form(context: Context) -> dict[str, Any]:
                 allow_custom_value=True,
             )
             made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100)
+            made["gpus"] = gr.Number(defaults["gpus"], label="GPUs together", min_width=100)
             made["guidance_2"] = gr.Number(
                 defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
             )
@@ -204,7 +205,7 @@ def _defaults_of(model: str, *values: Any) -> list[Any]:
     """Another model: its own sizes and steps; the words, the seed and pictures that it can use stay."""
     kept = dict(zip(NAMES, values, strict=True))
     fresh = values_of(GenerationRequest(model=model))
-    words = ("prompt", "negative_prompt", "seed_mode", "seed", "count")
+    words = ("prompt", "negative_prompt", "seed_mode", "seed", "count", "gpus")
     if kept["negative_prompt"] in {family.defaults.negative_prompt for family in all_families()}:
         kept["negative_prompt"] = fresh["negative_prompt"]  # nobody's own words
     stays = {*words, *(name for name in PICTURES if name in family_for(model).takes)}

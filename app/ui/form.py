@@ -1,6 +1,6 @@
 """The Create form: its fields by name, a request from their values, and their values from a request.
 
-What has no field of its own (accelerators asked for) travels in `carried` as JSON, so that a preset comes back exactly
+What has no field of its own (the backends asked for) travels in `carried` as JSON, so that a preset comes back exactly
 as it was imported.
 """
 
@@ -35,6 +35,7 @@ NAMES = (
     "image",
     "last_image",
     "loras",
+    "gpus",
     "carried",
 )
 """The fields in the order of their values; `FormFields.components` has the same order."""
@@ -82,7 +83,8 @@ def values_of(request: GenerationRequest) -> dict[str, Any]:
         name: getattr(request, name) if getattr(request, name) is not None else getattr(defaults, name)
         for name in (one.name for one in fields(defaults))
     }
-    data = request.model_dump(mode="json", include=set(CARRIED), exclude_defaults=True)
+    data = request.model_dump(mode="json", include=set(CARRIED), exclude={"accel": {"gpus"}}, exclude_defaults=True)
+    data = {name: value for name, value in data.items() if value}
     values = {
         **filled,
         "model": family.name,
@@ -92,6 +94,7 @@ def values_of(request: GenerationRequest) -> dict[str, Any]:
         "count": request.count,
         **{name: getattr(request, name) or "" for name in PICTURES},
         "loras": loras_text(request, family.name),
+        "gpus": request.accel.gpus,
         "carried": json.dumps(data, ensure_ascii=False) if data else "",
     }
     return {name: values[name] for name in NAMES}
@@ -116,6 +119,8 @@ def request_of(values: dict[str, Any]) -> GenerationRequest:
     data |= {name: values[name] for name in PICTURES if values[name]}
     data |= _loras(values["loras"])
     data |= _carried(values["carried"])
+    if values["gpus"] is not None:
+        data["accel"] = {**data.get("accel", {}), "gpus": _whole("gpus", values["gpus"])}
     return parse_request(data, "Create")
 
 

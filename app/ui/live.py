@@ -196,7 +196,7 @@ def clip_data(job: Job) -> dict[str, Any]:
         "poster": file_url(result.poster),
         "name": result.output.name,
         "facts": timing_line(result.timings),
-        "accelerators": acceleration.summary(result.plan, result.report),
+        "accelerators": " · ".join(filter(None, [result.ran_on, acceleration.summary(result.plan, result.report)])),
         "settings": _settings(request),
         "notes": [item.reason for item in job.spec.adjustments] + list(result.warnings),
     }

@@ -33,7 +33,7 @@ def build(context: Context) -> TabParts:
 
     gr.HTML(f'<p class="kt-quiet">{ABOUT}</p>', apply_default_css=False)
     seen = gr.State((0, "none"))
-    with gr.Row(elem_classes=["kt-rename"]):
+    with gr.Row(elem_classes=["kt-rename", "kt-own-model"]):
         other = gr.Textbox(
             label="Another model: a repository, or a folder or file of this machine",
             placeholder="hf:OWNER/NAME, /models/my-model, /models/transformer.gguf",

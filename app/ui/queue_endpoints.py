@@ -109,6 +109,7 @@ def job_data(job: Job) -> dict[str, Any]:
             "poster": str(job.result.poster),
             "timings": job.result.timings,
             "report": job.result.report,
+            "ran_on": job.result.ran_on,
             "warnings": list(job.result.warnings),
         }
     return data

@@ -251,6 +251,7 @@ def _facts_table(job: Job) -> str:
     if job.seconds is not None:
         rows.append(("Took", _took(job)))
     if job.result is not None:
+        rows.append(("Made on", job.result.ran_on))
         rows.append(("Served by", summary(job.result.plan, job.result.report)))
         rows.append(("File", job.result.output.name))
     items = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in rows if value)

@@ -178,7 +178,7 @@ def plan_of(name: str, switched: AccelPreferences) -> AccelPreferences:
     if name == SWITCHED:
         return switched
     if name in PLAIN:
-        plain = {"attention": "sdpa", "linear": "stock", "text_encoder_linear": "stock", "vae": "stock"}
+        plain: dict[str, Any] = {"attention": "sdpa", "linear": "stock", "text_encoder_linear": "stock", "vae": "stock"}
         return AccelPreferences(**plain, dtype=PLAIN[name], compile="no")
     raise UsageError(f"{name[:40]!r} is no plan; reload the page.")
 

@@ -11,7 +11,7 @@ from app.models import family_for
 from app.request import MAX_PROMPT
 from app.ui.form import BROKEN, FIXED, NAMES, RANDOM, REUSE, WHOLE
 
-_NUMBERS = (*WHOLE, *BROKEN)
+_NUMBERS = (*WHOLE, *BROKEN, "gpus")
 
 
 def restored(stored: Any) -> list[Any]:

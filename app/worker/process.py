@@ -35,6 +35,7 @@ from app.plain import from_data, to_data
 from app.progress import Progress
 from app.video import plain
 from app.worker import questions
+from app.worker.engines import WorkerEngine
 from app.worker.machine_memory import peak_memory, reset_peak, resident, trim
 from app.worker.render import Rendered, render
 from app.worker.supervisor import SAVING_SECONDS
@@ -46,14 +47,14 @@ ORPHAN_SECONDS = 10.0
 """An orphan that does not stop ends itself after this long, while it saves a finished clip after SAVING_SECONDS."""
 
 
-def main(argv: Sequence[str] | None = None, make_engine: Callable[[Home], Engine] = Engine) -> int:
+def main(argv: Sequence[str] | None = None, make_engine: Callable[[Home], Engine] = WorkerEngine) -> int:
     """Serve on standard input and output until told to quit or alone."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one to decide about
     parser = argparse.ArgumentParser(prog="python -m app.worker.process")
     parser.add_argument("--home", type=Path, required=True)
     options = parser.parse_args(argv)
-    channel = _claim_standard_streams()
+    channel = claim_standard_streams()
     serving = Serving(channel, Home(options.home), make_engine, lambda: _end_when_alone(serving))
     serving.run()
     # Not by way of the interpreter's end: native threads of a library have been seen to hang there.
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None, make_engine: Callable[[Home], Engine
     os._exit(0)
 
 
-def _claim_standard_streams() -> Channel:
+def claim_standard_streams() -> Channel:
     """The channel on what were stdin and stdout; printing goes to stderr from now on."""
     reading, writing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -88,7 +89,7 @@ class Serving:
         self,
         channel: Channel,
         home: Home,
-        make_engine: Callable[[Home], Engine] = Engine,
+        make_engine: Callable[[Home], Engine] = WorkerEngine,
         alone: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel, self._home, self._alone = channel, home, alone
@@ -97,6 +98,7 @@ class Serving:
         self._asked: queue.Queue[Message | None] = queue.Queue()
         self._cancelled: set[int | str] = set()
         self._over = threading.Event()
+        self._held: Callable[[], int] = lambda: 0
         self.is_saving = False
         """Whether a finished clip is being written."""
 
@@ -107,6 +109,7 @@ class Serving:
         for target in (self._read, self._give_signs, self._answer_all):
             threading.Thread(target=target, name=f"worker-{target.__name__}", daemon=True).start()
         with self._make_engine(self._home) as engine:
+            self._held = engine.held
             while (message := self._work.get()) is not None:
                 with contextlib.suppress(Closed):
                     self._do(engine, message)
@@ -134,7 +137,7 @@ class Serving:
     def _give_signs(self) -> None:
         with contextlib.suppress(Closed):
             while not self._over.wait(ALIVE_SECONDS):
-                self._channel.send({"say": "alive", "memory": resident()})
+                self._channel.send({"say": "alive", "memory": resident() + self._held()})
 
     # -- clips --
 
@@ -152,7 +155,7 @@ class Serving:
 
     def _generate(self, engine: Engine, message: Message) -> None:
         job, spec = int(message["job"]), from_data(JobSpec, message["spec"])
-        telling = _Telling(self._channel, job)
+        telling = Telling(self._channel, job)
 
         def progress(news: Progress) -> None:
             self.is_saving = news.stage == "saving" and news.step == 0
@@ -178,7 +181,7 @@ class Serving:
         except Exception as error:
             self._fail(engine, job, _unforeseen(error, telling.place()))
         else:
-            self._channel.send({"say": "done", "job": job, "result": _result(made), "memory": peak_memory()})
+            self._channel.send({"say": "done", "job": job, "result": _result(made), "memory": _peak(made)})
         finally:
             self.is_saving = False
             self._cancelled.discard(job)
@@ -250,7 +253,12 @@ def _result(made: Rendered) -> Message:
     return found
 
 
-class _Telling:
+def _peak(made: Rendered) -> int:
+    """Most bytes that the clip took, here and in the processes that made it."""
+    return peak_memory() + made.clip.memory
+
+
+class Telling:
     """Sends progress: every stage and preview, steps as often as eyes follow."""
 
     def __init__(self, channel: Channel, job: int) -> None:

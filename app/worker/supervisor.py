@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -75,7 +75,12 @@ Launcher = Callable[[Home], Worker]
 class ProcessWorker:
     """A worker in a process of its own, in a process group of its own, so that Ctrl-C does not reach it."""
 
-    def __init__(self, home: Home, command: Sequence[str] = (sys.executable, "-m", "app.worker.process")) -> None:
+    def __init__(
+        self,
+        home: Home,
+        command: Sequence[str] = (sys.executable, "-m", "app.worker.process"),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         apart: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":
             apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -87,7 +92,10 @@ class ProcessWorker:
             stderr=subprocess.PIPE,
             cwd=ROOT,
             env=child_environment(
-                {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+                {
+                    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+                    **(environ or {}),
+                }
             ),
             **apart,
         )

@@ -82,7 +82,7 @@ def test_the_options_are_these_and_no_others() -> None:
     assert options == {
         "-h", "--help", "--version", "--headless", "--share", "--models", "--fetch", "--doctor", "--bench", "--verify",
         "--set", "--lora", "--image", "--last-image",
-        "--count", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
+        "--count", "--gpus", "--strict", "--accel", "--out", "--home", "--dry-run", "--json",
         "--resume", "--fail-fast", "--download", "--ray",
         "--port", "--open", "--listen", "--auth", "--no-auth",
         "--model", "--preset", "--quick", "--quality", "--plot",

@@ -47,7 +47,9 @@ requests = st.builds(
     shift=optional() | st.floats(0.001, 100),
     loras=st.lists(st.builds(Lora, name=names, weight=st.floats(-10, 10)), max_size=3),
     count=st.integers(1, MAX_COUNT),
-    accel=st.builds(AccelPreferences, attention=words, dtype=words, compile=words, offload=words),
+    accel=st.builds(
+        AccelPreferences, attention=words, dtype=words, compile=words, offload=words, gpus=st.integers(1, 64)
+    ),
 )
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

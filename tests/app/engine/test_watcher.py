@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accel.install import FirstCall, Installation
+from app.engine.alone import Alone
 from app.engine.watcher import Watcher
 from app.progress import Progress, StageClock
 from tests import builders
@@ -27,7 +28,7 @@ def test_compiling_is_told_and_timed_apart_from_denoising() -> None:
     moments = iter(range(1000))
     clock, seen = StageClock(now=lambda: float(next(moments))), list[Progress]()
     clock.enter("text")
-    with Watcher(pipeline, clock, 2, on_progress=seen.append) as watcher:
+    with Watcher(pipeline, clock, 2, Alone(), on_progress=seen.append) as watcher:
         for step in range(2):
             for _ in range(2):
                 transformer(torch.zeros(1, 2))
@@ -38,7 +39,7 @@ def test_compiling_is_told_and_timed_apart_from_denoising() -> None:
 
     clock, seen = StageClock({"compile": 60.0, "text": 1.0, "denoise": 1.0, "decode": 1.0}), []
     clock.enter("text")
-    with Watcher(pipeline, clock, 1, on_progress=seen.append):
+    with Watcher(pipeline, clock, 1, Alone(), on_progress=seen.append):
         transformer(torch.zeros(1, 2))
     assert [item.stage for item in seen] == ["denoising"]
     assert seen[0].eta_seconds is not None

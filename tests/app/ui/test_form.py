@@ -32,7 +32,10 @@ REQUESTS = st.builds(
     count=st.integers(1, 1000),
     loras=st.lists(st.builds(Lora, name=st.just("soft.safetensors"), weight=st.floats(-10, 10)), max_size=2).map(tuple),
     accel=st.builds(
-        AccelPreferences, attention=st.sampled_from(["auto", "sdpa"]), dtype=st.sampled_from(["auto", "float32"])
+        AccelPreferences,
+        attention=st.sampled_from(["auto", "sdpa"]),
+        dtype=st.sampled_from(["auto", "float32"]),
+        gpus=st.integers(1, 64),
     ),
 )
 

@@ -185,6 +185,7 @@ def test_what_became_of_a_fetch_is_in_sight_of_its_button(
     page = Tab(context.new_page(), served.url).open()
     page.show("Models")
     assert in_sight(page, "#kt-other-model")
+    assert in_sight(page, "#kt-fetch-model")
     last = page.page.locator("#kt-models").get_by_role("button", name="Fetch:").last
     last.click(timeout=PATIENCE)
     page.page.locator("#kt-fetch .kt-sentences").wait_for(timeout=PATIENCE)
@@ -198,4 +199,5 @@ def in_sight(page: Tab, selector: str) -> bool:
     box, window = page.page.locator(selector).bounding_box(), page.page.viewport_size
     assert box is not None
     assert window is not None
-    return bool(box["height"] > 0 and box["y"] >= 0 and box["y"] + box["height"] <= window["height"])
+    across = box["x"] >= 0 and box["x"] + box["width"] <= window["width"]
+    return bool(across and box["height"] > 0 and box["y"] >= 0 and box["y"] + box["height"] <= window["height"])
