@@ -153,18 +153,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _ray(text: str) -> str:
-    if not text.strip():  # an unset variable of a shell
-        raise UsageError("--ray is empty; write local, or a cluster's address as HOST:PORT.")
-    return text
-
-
 def _gpus(text: str) -> int:
     from app.request import MAX_GPUS
 
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_GPUS):
         raise UsageError(f"--gpus {text}: a whole number of GPUs from 1 to {MAX_GPUS} is allowed.")
     return int(text)
+
+
+def _ray(text: str) -> str:
+    if not text.strip():  # an unset variable of a shell
+        raise UsageError("--ray is empty; write local, or a cluster's address as HOST:PORT.")
+    return text
 
 
 def _folder(text: str) -> Path:

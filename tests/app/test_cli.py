@@ -97,6 +97,8 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--headless", "--count", "many"], "--count many: a whole number of clips from 1 to 1000"),
         (["--headless", "--count", "5000"], "--count 5000"),
         (["--headless", "--count", "0"], "--count 0"),
+        (["--headless", "--gpus", "0"], "--gpus 0: a whole number of GPUs from 1 to 64"),
+        (["--bench", "--gpus", "2"], "--gpus goes with --headless"),
         (["--headless", "--share", "x"], "not allowed with"),
         (["--headless", "--accel", "attention"], "--accel attention: KEY=VALUE was expected"),
         (["--headless", "--head"], "--head"),
