@@ -35,7 +35,7 @@ PLACE_SECONDS = 90.0
 CALL_SECONDS = 60.0
 MAX_HERE = 64
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)"
-_SHIPPED = ["/*", "!/app", "!/accel", "!/presets", "!/pyproject.toml", "__pycache__"]
+_SHIPPED = ("app", "accel", "presets", "pyproject.toml")
 _NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -168,10 +168,6 @@ class Cluster:
     def __init__(self, ray: Any, address: Address, home: Home, module: str = COMMAND[-1]) -> None:
         self.ray, self._address, self._module = ray, address, module
         self._data = None if address.joined else str(home.root)
-        self._environment: dict[str, Any] = {"working_dir": str(ROOT), "excludes": _SHIPPED}
-        if not address.joined:
-            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            self._environment = {"env_vars": {"PYTHONPATH": path}}
         self.places = self._find_places()
         self.notes: list[str] = []
 
@@ -210,7 +206,6 @@ class Cluster:
                 max_concurrency=8,
                 max_restarts=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env=self._environment,
             )
             return kind.remote(self._data, self._module, threads, name)
         except KinetileError:
@@ -254,7 +249,10 @@ def connect(address: Address, home: Home, module: str = COMMAND[-1]) -> Cluster:
     ray = load_ray()
     if address.joined:
         _try_to_join(address.joined)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    shared, shipped = {"env_vars": {"PYTHONPATH": path}}, {"working_dir": str(ROOT), "excludes": _kept_here()}
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    quiet["runtime_env"] = shipped if address.joined else shared
     try:
         if address.joined:
             ray.init(address=address.joined, **quiet)
@@ -272,6 +270,11 @@ def connect(address: Address, home: Home, module: str = COMMAND[-1]) -> Cluster:
             raise
         raise CannotRunError(_why_not_joined(address.joined or "local", _short(error))) from error
     return cluster
+
+
+def _kept_here() -> list[str]:
+    """What of this folder does not travel, as Ray wants it told."""
+    return [*(f"/{path.name}" for path in ROOT.iterdir() if path.name not in _SHIPPED), "__pycache__"]
 
 
 def _try_to_join(address: str) -> None:
@@ -334,6 +337,6 @@ def _short(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (
         _reason(str(error))
-        if "Version mismatch" in str(error)
+        if "Version mismatch" in str(error) or "creation task" in str(error)
         else (lines or [type(error).__name__])[0][:300].rstrip(".")
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from app import estimate as reckoning
 from app.answers import PlanAnswer
-from app.errors import CannotRunError, JobFailedError, KinetileError
+from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
 from app.job_types import Job, JobResult
 from app.paths import Home
 from app.plain import from_data
@@ -91,6 +91,8 @@ class FarDispatcher(Dispatcher):
             self._worker = self.keeper.start()
         except CannotRunError as error:
             return self._retire(str(error))
+        except Cancelled:  # it is stopping
+            return False
         if self._worker != number:
             self._starts, self._since = self._starts + 1, time.monotonic()
         if self.keeper.is_ready():
