@@ -144,3 +144,29 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_stops_at_once(home: Home, tmp
     assert "still queued" in text
     _, alive = psutil.wait_procs(below, timeout=20)
     assert not alive, [one.cmdline() for one in alive]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_cluster_is_joined_and_outlives_the_loss_of_a_node(home: Home, tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    source, out = lines(tmp_path, 6, steps=4), tmp_path / "out"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+
+        def lose(stdout: io.StringIO) -> None:
+            until(lambda: stdout.getvalue().count(": begun") >= 3, 400)
+            cluster.remove_node(second, allow_graceful=False)
+
+        stdout, stderr = io.StringIO(), io.StringIO()
+        threading.Thread(target=lose, args=(stdout,), daemon=True).start()
+        settings = BatchSettings(out=out, home=home, ray=cluster.address)
+        code = run_batch([source], settings, stdout=stdout, stderr=stderr)
+    finally:
+        cluster.shutdown()
+    assert code == 0, stderr.getvalue() + stdout.getvalue()
+    assert "2 to make clips: " in stdout.getvalue()
+    assert "6 of 6 made." in stdout.getvalue()
+    assert len(list(out.glob("*.mp4"))) == 6
