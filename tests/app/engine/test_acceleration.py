@@ -25,7 +25,7 @@ def request_(tiny_family: Family) -> GenerationRequest:
 
 
 def wishing(request: GenerationRequest, **wishes: str) -> GenerationRequest:
-    return request.model_copy(update={"accel": AccelPreferences(**wishes)})
+    return request.model_copy(update={"accel": AccelPreferences.model_validate(wishes)})
 
 
 def test_a_plan_needs_no_weights(tiny_family: Family, request_: GenerationRequest, tmp_path: Path) -> None:

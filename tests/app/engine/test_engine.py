@@ -160,9 +160,9 @@ def test_the_model_stays_loaded_until_model_or_plan_change(
     loads: list[Path] = []
     load = loading.load_pipeline
 
-    def counted(folder: Path, *others: Any) -> Any:
+    def counted(folder: Path, *others: Any, **named: Any) -> Any:
         loads.append(folder)
-        return load(folder, *others)
+        return load(folder, *others, **named)
 
     monkeypatch.setattr(loading, "load_pipeline", counted)
     engine.generate(REQUEST)

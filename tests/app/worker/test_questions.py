@@ -18,7 +18,7 @@ from tests.app.engines import REQUEST
 
 
 def wishing(family: Family, **wishes: str) -> GenerationRequest:
-    asked = REQUEST.model_copy(update={"accel": AccelPreferences(**wishes), "steps": 8})
+    asked = REQUEST.model_copy(update={"accel": AccelPreferences.model_validate(wishes), "steps": 8})
     return family.normalise(asked).request
 
 
