@@ -31,8 +31,8 @@ HANDED_OVER = "KINETILE_HANDED_OVER"
 # pytest's exit codes as ours: 2 is an error while collecting (or Ctrl-C, told apart), 3 internal, 4 usage, 5 no test.
 PYTEST_CODES = {0: 0, 1: 1, 2: 1, 3: 1, 4: 2, 5: 1}
 
-SHORT_HELP = """usage: python launch.py [--headless [SOURCE ...] | --share SOURCE | --doctor | --bench |
-                         --verify MODEL] [options]
+SHORT_HELP = """usage: python launch.py [--headless [SOURCE ...] | --share SOURCE | --models |
+                         --fetch MODEL | --doctor | --bench | --verify MODEL] [options]
 
 Kinetile turns a prompt into a short video, on this machine.
 
@@ -40,6 +40,8 @@ Kinetile turns a prompt into a short video, on this machine.
   --headless [SOURCE]   make clips without the page: presets, JSONL, MP4s, share
                         codes; with no SOURCE, the first example
   --share SOURCE        print the share code of a preset or clip
+  --models              list the models, and where each lies or how to get it
+  --fetch MODEL         fetch a model's weights
   --doctor              say what this machine has and what will be used
   --bench               measure this machine: speed, error, share of its peak
   --verify MODEL        compare a model's clips: plain PyTorch, and what is chosen

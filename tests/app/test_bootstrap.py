@@ -72,7 +72,7 @@ def test_the_short_help_names_every_verb() -> None:
         for option in action.option_strings
         if option != "--version"
     ]
-    assert len(verbs) == 5
+    assert len(verbs) == 7
     assert all(f"\n  {verb} " in bootstrap.SHORT_HELP for verb in verbs)
 
 

@@ -26,7 +26,7 @@ from tests.app.headless.batches import SMALL, Batch
         ('{"kinetile": 1, "request": {"image": "../../etc/passwd"}}', "request.image"),
         ('{"kinetile": 1, "request": {"scheduler": "euler"}}', "scheduler"),
         ('{"kinetile": 1, "request": {"accel": {"attention": "nonsense"}}}', "bad.json: accel: attention=nonsense"),
-        ('{"kinetile": 1, "request": {"accel": {"offload": "moon"}}}', "accel.offload"),
+        ('{"kinetile": 1, "request": {"accel": {"offload": "moon"}}}', "bad.json: accel: offload=moon"),
         ('{"kinetile": 1, "name": "../../evil", "request": {}}', "name"),
         ("", "bad.json"),
     ],
