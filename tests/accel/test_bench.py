@@ -20,6 +20,7 @@ from tests.accel.recorded import machine
 from tests.app.tiny import build_tiny_pipeline
 
 
+@pytest.mark.long
 def test_a_shape_and_a_clip_are_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_tiny_pipeline().save_pretrained(tmp_path / "model")
     out = tmp_path / "out.json"

@@ -108,6 +108,7 @@ def children(folder: Path, source: str) -> dict[str, Any]:
     return proving.prove(host, ["aiter", *proving.AITER], 1, 2000.0, {})
 
 
+@pytest.mark.long
 def test_the_first_call_of_each_kernel_is_made_in_a_child_and_judged_emulated(tmp_path: Path) -> None:
     results = children(tmp_path, EMULATED)
     assert set(FUNCTIONS.values()) <= set(results["aiter"]["ops"])

@@ -82,6 +82,7 @@ def test_a_whole_clip(two: dict[str, Found]) -> None:
     assert_alike(two["clip"]["clip"], least=1e-3)
 
 
+@pytest.mark.long
 def test_four_ranks_share_tokens_or_branches_and_tokens(tmp_path: Path) -> None:
     found = job(tmp_path, 4, "plain", "guided")
     for case in found.values():
@@ -93,7 +94,12 @@ def test_four_ranks_share_tokens_or_branches_and_tokens(tmp_path: Path) -> None:
     ("case", "patience", "said"),
     [
         ("dies", 120, "rank 1 of 2 ended with status 7, and with it the others"),
-        ("waits", 30, f"rank 0 of 2 ended with status 1, and with it the others: {BROKEN}"),
+        pytest.param(
+            "waits",
+            30,
+            f"rank 0 of 2 ended with status 1, and with it the others: {BROKEN}",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_the_job_in_one_sentence(tmp_path: Path, case: str, patience: float, said: str) -> None:

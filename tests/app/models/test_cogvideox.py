@@ -39,7 +39,13 @@ def test_what_a_family_says_agrees_with_its_files(family: Family, tiny_models: T
 
 @pytest.mark.parametrize(
     "family",
-    [cogvideox.T2V_2B, cogvideox.T2V_5B, cogvideox.I2V_5B, cogvideox.T2V_15, cogvideox.I2V_15],
+    [
+        cogvideox.T2V_2B,
+        cogvideox.I2V_5B,
+        cogvideox.T2V_15,
+        pytest.param(cogvideox.T2V_5B, marks=pytest.mark.long),
+        pytest.param(cogvideox.I2V_15, marks=pytest.mark.long),
+    ],
     ids=lambda family: family.name,
 )
 def test_clips_are_made_repeated_and_accelerated(family: Family, tiny_models: Tiny, tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_no_numbers_on_one_rank_are_tried_again_by_all_with_the_reference(
     assert alike(engine.generate(on(2, TOKENS)), alone[TOKENS])
 
 
+@pytest.mark.long
 def test_ranks_that_do_nothing_are_ended(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(several.ON_CPU, "1")
     with ranked.engine(home, patience=25.0) as impatient:
@@ -172,6 +173,7 @@ def test_a_clip_for_one_device_ends_the_ranks(engine: WorkerEngine) -> None:
     until(lambda: not any(psutil.pid_exists(pid) for pid in gone))
 
 
+@pytest.mark.long
 def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pids"
     program = f"""
