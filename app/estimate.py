@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import shutil
 import statistics
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from accel.fit.needs import PROGRAM, needs
 from accel.types import ModelTraits
 from app import video
 from app.errors import CannotRunError, KinetileError
+from app.models.sources.wholeness import numbers_in, tensors_in
 from app.request import GenerationRequest
 from app.video import outputs
 from app.video.outputs import size_text
@@ -142,11 +141,8 @@ def parameters_in(folder: Path) -> int:
 
 def _parameters(path: Path) -> int:
     try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(size, 100_000_000)))
-        return sum(math.prod(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return numbers_in(tensors_in(path))
+    except (OSError, ValueError):
         return 0
 
 
