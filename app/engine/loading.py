@@ -98,7 +98,7 @@ def load_pipeline(
             on_component(done, len(components))
         pipeline = _assemble(folder, loaded)
     except _BROKEN as error:
-        if (reason := _memory_ran_out(error)) is not None:  # no fault of the model's files
+        if (reason := memory_ran_out(error)) is not None:  # no fault of the model's files
             raise MemoryError(reason) from error
         raise _broken(folder, error) from error
     pipeline.set_progress_bar_config(disable=True)
@@ -194,7 +194,10 @@ def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:
     return pipeline
 
 
-def _memory_ran_out(error: BaseException) -> str | None:
+_NO_MEMORY = ("out of memory", "can't allocate", "cannot allocate", "not enough memory")
+
+
+def memory_ran_out(error: BaseException) -> str | None:
     """What was said about memory on the way to `error`, None if that was not it: the libraries put their own sentence
     about a damaged file over the system's about memory.
     """
@@ -203,7 +206,7 @@ def _memory_ran_out(error: BaseException) -> str | None:
         text = str(seen).lower()
         if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:
             return str(seen) or "out of memory"
-        if "can't allocate" in text or "cannot allocate" in text or "out of memory" in text:
+        if any(words in text for words in _NO_MEMORY):
             return str(seen)
         seen = seen.__cause__ or seen.__context__
     return None

@@ -17,7 +17,6 @@ from app.models.base import Family
 from app.models.sources.wholeness import tensors_in
 
 _SCALES = ("scale_weight", "scale_input", "weight_scale", "input_scale", "scaled_fp8")
-_NO_MEMORY = ("out of memory", "can't allocate", "not enough memory")
 
 
 def components(family: Family, dtypes: Mapping[str, str]) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def _load(file: Path, folder: Path, dtype_name: str) -> Any:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "meta tensor" in reason:  # what the file did not fill
             raise CannotRunError(incomplete) from error
-        if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+        if loading.memory_ran_out(error) is not None:
             raise MemoryError(reason) from error
         raise CannotRunError(f"{file.name} can't be loaded as a {kind} ({reason}): choose another file.") from error
     if any(one.is_meta for one in model.parameters()):
