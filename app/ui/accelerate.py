@@ -56,7 +56,9 @@ def build(context: Context) -> TabParts:
     measured = readouts.build()
     tab = _Tab(context, readouts)
     shown = [seen, table, problem]
-    context.version.change(tab.refresh, [seen, model], [*shown, *measured], trigger_mode="always_last", **HEARD)
+    context.version.change(
+        tab.refresh, [seen, model, readouts.pair], [*shown, *measured], trigger_mode="always_last", **HEARD
+    )
     model.change(told(tab.show), [model], shown, **HEARD)
     table.click(told(tab.switch), [model], shown, **HEARD)
     tab.add_endpoints()
@@ -96,12 +98,12 @@ class _Tab:
         request = family_for(model).normalise(GenerationRequest(model=model)).request
         return service.accelerators(with_preferences(request, service.preferences()))
 
-    def refresh(self, seen: Seen, model: str) -> list[Any]:
+    def refresh(self, seen: Seen, model: str, pair: int) -> list[Any]:
         """After a clip ended, a switch was moved in another browser, or a measurement began or ended."""
         now = self._seen()
         if seen == now:
             return [gr.skip()] * 9
-        measured = self.readouts.show(model) if seen.measured != now.measured else [gr.skip()] * 6
+        measured = self.readouts.show(model, pair) if seen.measured != now.measured else [gr.skip()] * 6
         if (seen.last, seen.preferences) == (now.last, now.preferences) and now.measured[1] != "done":
             return [now, gr.skip(), gr.skip(), *measured]
         return [*self.load(model), *measured]

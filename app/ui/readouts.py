@@ -36,6 +36,8 @@ class Readouts:
 
     context: Context
     model: Any
+    pair: Any = None
+    """Set by `build`: the number of the comparison whose pictures the page shows."""
 
     def build(self) -> list[Any]:
         """Make the components and their events; returns the outputs of `show`."""
@@ -57,11 +59,11 @@ class Readouts:
         with gr.Column(visible=False) as pictures:
             frame = gr.Slider(1, 2, 1, step=1, label="Frame", elem_id="kt-frame")
             slider = gr.ImageSlider(show_label=False, interactive=False, elem_id="kt-slider", max_height=640)
-        pair = gr.State(0)
+        self.pair = pair = gr.State(0)
         shown = [panel, results, compared, pictures, frame, pair]
         panel.click(told(self.act), [self.model, *self.context.form.components], shown, **HEARD)
-        panel.apply(self.show, [self.model], shown, **HEARD)
-        self.model.change(self.show, [self.model], shown, **HEARD)
+        panel.apply(self.show, [self.model, pair], shown, **HEARD)
+        self.model.change(self.show, [self.model, pair], shown, **HEARD)
         compare.click(told(self.side_by_side), [first, second, *self.context.form.components], shown, **HEARD)
         for changed in (pair.change, frame.release):
             # pictures inside the page itself: Gradio would put copies of its own into the folder of uploads
@@ -80,14 +82,15 @@ class Readouts:
         percent = round(now.fraction * 100)
         return {"over": now.is_over, "number": now.number, "words": progress_words(now), "percent": percent}
 
-    def show(self, model: str) -> list[Any]:
-        """Everything as it stands."""
+    def show(self, model: str, pair: int = 0) -> list[Any]:
+        """Everything as it stands. A measurement's end is heard twice, by its bar and by the page: of a comparison that
+        is shown already (`pair`) the frame that somebody looks at stays."""
         try:
             state = self.context.service.measuring()
             data = self.context.service.readouts()
         except KinetileError as error:
             return [panel_html(Measuring(state="failed", error=str(error))), *[gr.skip()] * 5]
-        return [panel_html(state), results_html(data, model), *self._compared(state)]
+        return [panel_html(state), results_html(data, model), *self._compared(state, pair)]
 
     def act(self, model: str, event: gr.EventData, *values: Any) -> list[Any]:
         """A button of the panel. What is measured is the form's clip, where that is of this model."""
@@ -114,9 +117,9 @@ class Readouts:
         pair = frame_of(result.get("frames", ()), int(number))
         return gr.skip() if pair is None else [{"url": data_uri(picture)} for picture in pair]
 
-    def _compared(self, state: Measuring) -> list[Any]:
+    def _compared(self, state: Measuring, pair: int) -> list[Any]:
         result = state.result or {}
-        if state.state != "done" or "clips" not in result:
+        if state.state != "done" or "clips" not in result or state.number == pair:
             return [gr.skip()] * 4
         count = frames_in(result["frames"])
         slider = gr.update(maximum=max(2, count), value=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 PATIENCE = 90_000
 """Milliseconds that a clip may take on a busy machine."""
@@ -35,6 +35,11 @@ class Tab:
         """Fill fields; labels are written with _ for spaces."""
         for label, value in values.items():
             self.field(label.replace("_", " ")).fill(str(value))
+        return self
+
+    def expect_value(self, label: str, value: str) -> Tab:
+        """Wait until a field of the form holds that: what the server sends reaches the fields one after the other."""
+        expect(self.field(label)).to_have_value(value, timeout=PATIENCE)
         return self
 
     def choose_seed(self, mode: str, seed: str | None = None) -> Tab:

@@ -108,8 +108,8 @@ def test_every_way_in_restores_the_exact_request_and_runs_nothing(
     now = served.client().predict(api_name="/queue")
     assert (now["running"], now["waiting"]) == (None, [])
     assert served.client().predict(limit=1, api_name="/history")["total"] == ended_before
-    assert tab.field("Prompt").input_value() == ASKED.prompt
-    assert tab.field("Seed number").input_value() == str(ASKED.seed)
+    tab.expect_value("Prompt", ASKED.prompt)
+    tab.expect_value("Seed number", str(ASKED.seed))
     if how in ("code", "dropped clip"):
         same(generated(tab, served))
     assert tab.errors == []
@@ -133,7 +133,7 @@ def test_a_hostile_preset_is_refused_with_its_sentence(tab: Tab, tmp_path: Path,
     message.wait_for()
     assert says in message.inner_text()
     assert "/tmp" not in message.inner_text()
-    assert tab.field("Prompt").input_value() == "kept"
+    tab.expect_value("Prompt", "kept")
 
 
 def test_what_goes_well_takes_an_earlier_error_away(tab: Tab, tmp_path: Path) -> None:

@@ -169,9 +169,9 @@ def test_a_clip_of_the_history_plays_and_gives_its_settings_back(tab: Tab, serve
     assert f"job {job['id']}" not in tab.page.locator("#kt-clip").inner_text()
     tab.page.get_by_role("button", name="Use these settings").click()
     tab.page.wait_for_function("document.querySelector('.kt-request').offsetParent !== null")
-    assert tab.field("Prompt").input_value() == "history plays this"
-    assert tab.field("Steps").input_value() == "3"
-    assert tab.field("Seed number").input_value() == str(2**53 - 1)
+    tab.expect_value("Prompt", "history plays this")
+    tab.expect_value("Steps", "3")
+    tab.expect_value("Seed number", str(2**53 - 1))
     assert tab.errors == []
 
 

@@ -165,6 +165,16 @@ def test_events_ask_the_service(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     assert "2.00x" in shown[1]
 
 
+def test_the_end_of_a_comparison_is_heard_twice_and_the_frame_looked_at_stays(desk: Desk) -> None:
+    part = Readouts(Context(desk, desk.home), None)
+    desk.state = Measuring(
+        number=7, state="done", result={"title": "a clip", "clips": [c.to_dict() for c in CLIPS], "frames": []}
+    )
+    *_, frame, pair = part.show("starter", 6)
+    assert (frame["value"], pair) == (1, 7)
+    assert all("value" not in update for update in part.show("starter", 7)[2:])
+
+
 # -- in a browser --
 
 
