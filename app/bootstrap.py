@@ -28,10 +28,10 @@ CANNOT_RUN = 3
 INTERRUPTED = 130
 # Set for the process that was handed over to: it must not look for an environment again.
 HANDED_OVER = "KINETILE_HANDED_OVER"
-# pytest's exit codes as ours: 2 is an error while collecting (or Ctrl-C, told apart), 3 internal, 4 usage, 5 no test.
-# A process a core, each with whole files, since a file's tests may share a page or a server. Most tests use one core, and
-# a process with PyTorch and pages takes about 1 GiB, hence no more than four.
+# A process a core, each with whole files, since a file's tests may share a page or a server. Such a process takes about
+# 1 GiB, hence no more than four.
 PARALLEL = ["-n", "logical", "--maxprocesses", "4", "--dist", "loadfile"]
+# pytest's exit codes as ours: 2 is an error while collecting (or Ctrl-C, told apart), 3 internal, 4 usage, 5 no test.
 PYTEST_CODES = {0: 0, 1: 1, 2: 1, 3: 1, 4: 2, 5: 1}
 
 SHORT_HELP = """usage: python launch.py [--headless [SOURCE ...] | --share SOURCE | --models |

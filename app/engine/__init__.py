@@ -34,6 +34,7 @@ from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
 from app.loras import files_for
 from app.models import family_for
 from app.models.base import Family
+from app.models.sources.wholeness import signature
 from app.paths import Home
 from app.progress import StageClock
 from app.request import Adjustment, GenerationRequest
@@ -157,12 +158,7 @@ class Engine:
         run.tell()
         # The first time this imports torch, which takes seconds: part of loading.
         decision = self._ranks.decide(family, request, recorded_plan, self._cache)
-        key = (
-            family.name,
-            str(family.folder),
-            decision.identity,
-            decision.serves(request),
-        )
+        key = (family.name, _on_disk(family), decision.identity, decision.serves(request))
         kind = (*key, request.width, request.height, request.frames)
         self._expect(run.clock, key, kind, expected)
         run.tell()
@@ -334,6 +330,11 @@ class Engine:
         if getattr(failure, "out_of_memory", False):
             self.close()
         _collect()
+
+
+def _on_disk(family: Family) -> tuple[Any, ...]:
+    """Another value once a file of the model was replaced: what is in memory then is another model."""
+    return tuple((str(place), signature(place)) for place in (family.folder, family.file) if place is not None)
 
 
 def _found(error: NonFiniteError, steps: int) -> str:

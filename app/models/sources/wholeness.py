@@ -34,9 +34,13 @@ def problems_in(folder: Path, sizes: Mapping[str, int] | None = None) -> tuple[s
 
 
 def signature(folder: Path) -> Signature:
-    """Another value once a file of the model came, went or changed; looks at the names, sizes and times only."""
+    """Another value once a file of the model came, went or changed; looks at the names, sizes and times only.
+
+    ``folder`` may also be a single file.
+    """
     found = []
-    for path in (*_files(folder), *(file for part in _folders(folder) for file in _files(part))):
+    files = (*_files(folder), *(file for part in _folders(folder) for file in _files(part)))
+    for path in files or (folder,):
         try:
             seen = path.stat()
             found.append((path.relative_to(folder).as_posix(), seen.st_size, seen.st_mtime_ns))

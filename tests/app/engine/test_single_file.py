@@ -147,3 +147,17 @@ def test_what_is_no_such_transformer_is_refused_in_a_sentence(
     name = next(name for name, value in weights.items() if value.ndim == 2)
     assert "can't be loaded as a WanTransformer3DModel" in refused({**weights, name: torch.zeros(2, 2)})
     assert loading.components_of(tiny_family.folder or Path())["transformer"][1] == "WanTransformer3DModel"
+
+
+def test_weights_that_were_replaced_in_place_are_read_again(
+    tiny_family: Family, weights: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "tuned.safetensors"
+    save_file(weights, file)
+    request = GenerationRequest(model=str(file), prompt="a ball", width=64, height=64, frames=5, steps=2, seed=3)
+    with Engine() as engine:
+        before = engine.generate(request).frames
+        save_file({name: tensor * 1.5 for name, tensor in weights.items()}, file)
+        after = engine.generate(request).frames
+    assert not np.array_equal(before, after)
+    assert np.array_equal(after, clip(str(file)))
