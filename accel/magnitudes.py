@@ -1,7 +1,7 @@
 """What MagCache must know of a model: by how much its blocks' work grows or shrinks from one step to the next.
 
-These ratios belong to a checkpoint and its noise schedule. The first whole clip of a model measures them, with nothing
-skipped, and they are kept beside accel's other records; from then on every clip uses them.
+These ratios belong to a checkpoint, its LoRAs and its noise schedule. The first whole clip of a model measures them,
+with nothing skipped, and they are kept beside accel's other records; from then on every clip uses them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Magnitudes:
         """When a clip begins: say how many steps it has and hand in its ratios."""
         from diffusers.hooks.mag_cache import nearest_interp
 
-        scheduler = getattr(self._pipeline(), "scheduler", None)
+        model, scheduler = self._model(), getattr(self._pipeline(), "scheduler", None)
         self._steps = own_steps(self._pipeline(), self._component)
-        self._key = self._print + _schedule(scheduler)
+        self._key = self._print + ("" if model is None else loras(model)) + _schedule(scheduler)
         ratios = known(self._key)
         self.measuring = self.measured_in_this_clip = self.config.calibrate = ratios is None
         # one more than there are: at the last step diffusers would print its measurements
@@ -94,6 +94,19 @@ def fingerprint(transformer: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:24]
+
+
+def loras(transformer: nn.Module) -> str:
+    """Another text for other LoRAs or strengths, by some of what acts; empty without any. They change the ratios."""
+    layers = [one for one in transformer.named_modules() if isinstance(getattr(one[1], "lora_A", None), nn.ModuleDict)]
+    digest = hashlib.sha256()
+    for name, layer in layers[:SAMPLED]:
+        for adapter in layer.active_adapters:
+            if adapter in layer.lora_A:
+                digest.update(f"{name} {layer.scaling[adapter]} ".encode())
+                some = layer.lora_A[adapter].weight.detach().flatten()[:SAMPLED]
+                digest.update(some.float().cpu().numpy().tobytes())
+    return f"-{digest.hexdigest()[:24]}" if layers else ""
 
 
 def _schedule(scheduler: Any) -> str:

@@ -124,6 +124,17 @@ def test_a_cancelled_clip_leaves_nothing_and_measures_nothing() -> None:
     assert np.array_equal(run(pipeline), whole)
 
 
+def test_with_a_lora_the_model_is_measured_anew() -> None:
+    peft = pytest.importorskip("peft")
+    pipeline = wan()
+    installation = install(pipeline, builders.plan(cache="mag:1"))
+    run(pipeline)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["to_q"]), pipeline.transformer)
+    installation.reset()
+    run(pipeline)
+    assert len(magnitudes.MEASURED) == 2
+
+
 def test_another_number_of_steps_and_another_process_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = wan()
     install(pipeline, builders.plan(cache="mag:1"))
