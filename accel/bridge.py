@@ -19,13 +19,22 @@ from torch import nn
 
 from accel.backends.runtime import Refused
 from accel.ops import ATTENTION, AttentionSlot, Lease, attention
-from accel.parallel.exchange import Across, attention_across
 from accel.report import Unreached
 
 KNOWN_SERIES = ("0.42.",)  # releases whose dispatcher was read and run
 FIELD = "_attention_backend"
 PREFIX = "accel_"
 """How the names of our members begin."""
+
+
+class Shared:
+    """Whoever computes a self-attention whose tokens are dealt out: what a processor may hand over beside the call."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, causal: bool, slot: int
+    ) -> torch.Tensor:
+        """`accel::attention` of the tokens of all, for this one's own: (batch, own tokens, heads, head_dim)."""
+        raise NotImplementedError
 
 
 def why_not() -> str:
@@ -71,7 +80,7 @@ def own_attention(name: str) -> Any:
 
 
 def dispatch(
-    processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, across: Across | None = None
+    processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, across: Shared | None = None
 ) -> torch.Tensor:
     """Attention of (batch, tokens, heads, head_dim) by the backend that `processor` was given, as the processor itself
     would call it. across: over whom the tokens are dealt out, for self-attention."""
@@ -177,7 +186,7 @@ def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
         enable_gqa: bool = False,
         _parallel_config: Any = None,
     ) -> torch.Tensor:
-        across = _parallel_config if isinstance(_parallel_config, Across) else None
+        across = _parallel_config if isinstance(_parallel_config, Shared) else None
         if (_parallel_config is not None and across is None) or dropout_p:
             what = "dropout" if dropout_p else "diffusers' context parallelism"
             raise RuntimeError(
@@ -187,7 +196,7 @@ def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
         if across is not None:
             if attn_mask is not None:
                 raise RuntimeError(f"{slot.backend.name} does not do a mask over several GPUs: run it on one")
-            return attention_across(query, key, value, scale, is_causal, number, across.number)
+            return across.attend(query, key, value, scale, is_causal, number)
         return attention(query, key, value, attn_mask, scale, is_causal, number)
 
     _AttentionBackendRegistry.register(member, supports_context_parallel=False)(backend)

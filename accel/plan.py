@@ -31,6 +31,7 @@ from accel.types import (
     StagePlan,
     StageTraits,
 )
+from accel.waiting import WAITING_REASONS, waiting_for
 
 __all__ = ["Plan", "PlanError", "Preferences", "Readouts", "make_plan"]
 
@@ -87,8 +88,8 @@ def make_plan(
     if planner.refusals:
         raise PlanError(list(dict.fromkeys(planner.refusals)))
     count = int(workers.engaged)
-    way = threads.waiting_for(count)
-    waiting = Choice("process", "waiting", AUTO, way, (threads.WAITING_REASONS[way],))
+    way = waiting_for(count)
+    waiting = Choice("process", "waiting", AUTO, way, (WAITING_REASONS[way],))
     environment = threads.environment(machine, count)
     return Plan(traits.family, stages, workers, waiting, environment, fit.offload, fit.tiling, fit.text_encoder)
 

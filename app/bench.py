@@ -19,7 +19,7 @@ from accel.readouts import chart, words
 from accel.readouts.results import Clip, Measurement, Results
 from app.console import Reporter, reporter_for
 from app.errors import Cancelled, CannotRunError, JobFailedError, UsageError
-from app.headless.interrupt import Interrupts
+from app.interrupt import Interrupts
 from app.measuring import MeasureAsk, Measuring, subject_of
 from app.paths import Home
 from app.pictures import adopt

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from app.console import Reporter, reporter_for
 from app.errors import Cancelled, UsageError
-from app.headless.interrupt import Interrupts
+from app.interrupt import Interrupts
 from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.models.sources import fetching, resolving

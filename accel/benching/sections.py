@@ -19,8 +19,9 @@ from typing import Any
 from accel.benching.processes import ROOT, busy_process, plain_environment
 from accel.benching.race import LEAST_PATIENCE, Job, Race, Times, errors, summed_up
 from accel.benching.work import CACHES, CONTENDERS, WORKS, Scale, Work
-from accel.threads import WAITING_ENVIRONMENT, environment
+from accel.threads import environment
 from accel.types import Machine
+from accel.waiting import WAITING_ENVIRONMENT
 
 Section = dict[str, Any]
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accel.bridge import Shared
 from accel.errors import AccelError
 from accel.ops import ANY_STRIDES, Slots, attention
 from accel.parallel.launching import BROKEN
@@ -30,7 +31,7 @@ def bounds(total: int, count: int) -> list[int]:
     return [part * small + min(part, more) for part in range(count + 1)]
 
 
-class Across:
+class Across(Shared):
     """The ranks of `group` that share one transformer's tokens. `total`: tokens of the call that is under way.
 
     heads: the model's. Raises AccelError when there are fewer heads or tokens than ranks, and when a rank fails.
@@ -111,6 +112,11 @@ class Across:
         parts = gathered(sent, self.group)
         widths = [last - first for first, last in pairwise(self.bounds)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, causal: bool, slot: int
+    ) -> torch.Tensor:
+        return attention_across(query, key, value, scale, causal, slot, self.number)
 
     # a copied module shares the group, which can't be copied
     def __deepcopy__(self, memo: dict[int, object]) -> Across:

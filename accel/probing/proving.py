@@ -16,7 +16,7 @@ from typing import Any
 
 from accel.probing import verdict
 from accel.probing.host import DONE, START, Host, Outcome
-from accel.threads import WAITING_ENVIRONMENT, waiting_for
+from accel.waiting import WAITING_ENVIRONMENT, waiting_for
 
 Result = dict[str, Any]
 

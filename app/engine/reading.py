@@ -19,7 +19,7 @@ from torch import nn
 from accel.fit.needs import stage_of
 from app.engine import loading
 from app.errors import JobFailedError
-from app.worker.machine_memory import trim
+from app.machine_memory import trim
 
 Answers = dict[str, Any]
 Run = Callable[[Any], Any]

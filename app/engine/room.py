@@ -5,7 +5,7 @@ import sys
 import psutil
 
 from accel.types import Machine, Room
-from app.worker.machine_memory import free_memory, resident
+from app.machine_memory import free_memory, resident
 
 
 def room_of(machine: Machine) -> Room:

@@ -15,8 +15,8 @@ from accel.parallel import sharing
 from accel.types import Gpu, Machine, ModelTraits, Plan, Preferences, Room, StagePlan
 from app.engine.room import held_by_children
 from app.errors import CannotRunError, PlanRefusedError
+from app.machine_memory import free_memory, resident
 from app.request import GenerationRequest
-from app.worker.machine_memory import free_memory, resident
 
 ON_CPU = "KINETILE_RANKS_ON_CPU"
 

@@ -23,7 +23,7 @@ from app.engine import acceleration, several
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
 from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, models_in, prepare, resumed
 from app.headless.following import Follower
-from app.headless.interrupt import Interrupts
+from app.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
 from app.queue.service import Service, open_service
 from app.remote.cluster import Address, Cluster, connect

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from app.errors import KinetileError, UsageError
 from app.headless.batch import Outcome
-from app.headless.interrupt import Interrupts
+from app.interrupt import Interrupts
 from app.progress import Progress
 from app.queue.jobs import Job
 from app.queue.service import Event, JobProgress, OwnerGoneError, Service

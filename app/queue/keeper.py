@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from app.errors import CannotRunError, KinetileError, error_named
+from app.machine_memory import free_memory
 from app.paths import Home
 from app.queue.service import WorkerState, WorkerStatus
 from app.video.outputs import size_text
-from app.worker.machine_memory import free_memory
 from app.worker.supervisor import Death, Launcher, Link, created_at
 from app.worker.wire import Message
 

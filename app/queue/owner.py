@@ -14,6 +14,7 @@ from app.answers import Accelerator, PlanAnswer
 from app.engine.acceleration_rows import with_last_clip
 from app.estimate import Estimate
 from app.fetching import Fetching
+from app.machine_memory import free_memory
 from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
 from app.paths import Home
@@ -28,7 +29,6 @@ from app.queue.news import LocalSubscription, News
 from app.queue.recovery import recover
 from app.queue.service import Event, Preview, Service, Snapshot
 from app.request import AccelPreferences, GenerationRequest
-from app.worker.machine_memory import free_memory
 from app.worker.supervisor import Launcher, ProcessWorker
 
 UNDO_SECONDS = 600.0

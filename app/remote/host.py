@@ -24,9 +24,9 @@ import psutil
 
 import app
 from app.environment.packages import installed, lacking, read_lists
+from app.machine_memory import free_memory
 from app.paths import Home, home, inside, relative_name
 from app.video.outputs import CLIP_SUFFIXES
-from app.worker.machine_memory import free_memory
 from app.worker.render import MACHINE, versions
 from app.worker.supervisor import ROOT, ProcessWorker
 from app.worker.wire import Closed, Message

@@ -29,6 +29,7 @@ from typing import Any
 from app.engine import Engine
 from app.errors import Cancelled, JobFailedError, KinetileError
 from app.job_types import JobResult, JobSpec
+from app.machine_memory import peak_memory, reset_peak, resident, trim
 from app.measuring import MeasureAsk, measuring_mark
 from app.paths import Home
 from app.plain import from_data, to_data
@@ -36,7 +37,6 @@ from app.progress import Progress
 from app.video import plain
 from app.worker import questions
 from app.worker.engines import WorkerEngine
-from app.worker.machine_memory import peak_memory, reset_peak, resident, trim
 from app.worker.render import Rendered, render
 from app.worker.supervisor import SAVING_SECONDS
 from app.worker.wire import Channel, Closed, Message

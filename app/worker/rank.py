@@ -32,12 +32,12 @@ from app.engine import Clip, Engine
 from app.engine.acceleration import Decision
 from app.engine.alone import Alone
 from app.errors import Cancelled, KinetileError
+from app.machine_memory import peak_memory, reset_peak, trim
 from app.paths import Home
 from app.plain import from_data, to_data
 from app.progress import Progress
 from app.request import GenerationRequest
 from app.video import plain
-from app.worker.machine_memory import peak_memory, reset_peak, trim
 from app.worker.process import ALIVE_SECONDS, Telling, claim_standard_streams
 from app.worker.wire import Channel, Closed, Message
 

@@ -26,11 +26,11 @@ from app.engine import Clip
 from app.engine.acceleration import Decision
 from app.engine.run import OnProgress, ShouldStop
 from app.errors import Cancelled, JobFailedError, KinetileError, error_named
+from app.machine_memory import resident
 from app.paths import Home
 from app.plain import from_data, to_data
 from app.progress import Progress
 from app.request import Adjustment, GenerationRequest
-from app.worker.machine_memory import resident
 from app.worker.supervisor import Death, Link, ProcessWorker
 from app.worker.wire import Message
 

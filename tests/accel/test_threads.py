@@ -16,6 +16,7 @@ from accel import threads
 from accel.plan import make_plan
 from accel.probing.overrides import APPLIED
 from accel.types import LinearShape, Preferences
+from accel.waiting import WAITING_ENVIRONMENT, WAITING_REASONS
 from tests.accel.recorded import engaged, machine, model, refusals
 
 
@@ -84,7 +85,7 @@ def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
     environ = {"OMP_NUM_THREADS": "1"}
     assert threads.apply(found, environ) == []
     assert environ["OMP_NUM_THREADS"] == "1"
-    assert threads.WAITING_ENVIRONMENT["brief"].items() <= environ.items()
+    assert WAITING_ENVIRONMENT["brief"].items() <= environ.items()
     assert "OMP_NUM_THREADS" not in environ[APPLIED].split(",")
     before = dict(environ)
     threads.apply(found, environ)
@@ -94,11 +95,11 @@ def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "way"), [(1, "brief"), (4, "brief"), (5, "active"), (112, "active")])
 def test_many_threads_wait_in_torchs_own_way(count: int, way: str, tmp_path: Path) -> None:
     found = machine("sapphire-rapids", tmp_path)
-    assert threads.WAITING_ENVIRONMENT[way].items() <= threads.environment(found, count).items()
+    assert WAITING_ENVIRONMENT[way].items() <= threads.environment(found, count).items()
     assert ("GOMP_SPINCOUNT" in threads.environment(found, count)) == (way != "active")
     plan = make_plan(found, model(), Preferences(threads=str(count)))
     (waiting,) = [choice for choice in plan.choices() if choice.setting == "waiting"]
-    assert (waiting.engaged, waiting.reasons) == (way, (threads.WAITING_REASONS[way],))
+    assert (waiting.engaged, waiting.reasons) == (way, (WAITING_REASONS[way],))
 
 
 def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp tells what it took")
-@pytest.mark.parametrize("waiting", threads.WAITING_ENVIRONMENT)
+@pytest.mark.parametrize("waiting", WAITING_ENVIRONMENT)
 def test_libgomp_takes_the_waiting_that_was_chosen(waiting: str, tmp_path: Path) -> None:
     wanted = threads.environment(machine("skylake-avx2", tmp_path), 2, waiting)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}

@@ -14,7 +14,7 @@ import pytest
 from accel.readouts.results import Clip, Measurement, Peak, Place, Results
 from app.bench import BenchSettings, ask_of, run_bench
 from app.errors import Cancelled, CannotRunError, UsageError
-from app.headless.interrupt import Interrupts
+from app.interrupt import Interrupts
 from app.measuring import MeasureAsk
 from app.paths import Home
 from app.worker import measuring

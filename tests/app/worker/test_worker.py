@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from accel import threads
+from accel.waiting import WAITING_ENVIRONMENT, waiting_for
 from app.paths import Home
 from app.queue.owner import LocalService
 from app.worker.supervisor import ROOT, ProcessWorker
@@ -183,7 +183,7 @@ def test_the_worker_imports_torch_only_when_it_makes_a_clip(home: Home) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp tells what it took")
 def test_how_threads_wait_is_settled_before_torch_loads(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", *threads.WAITING_ENVIRONMENT["brief"]):
+    for name in ("OMP_NUM_THREADS", *WAITING_ENVIRONMENT["brief"]):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
     worker = ProcessWorker(home)
@@ -191,6 +191,6 @@ def test_how_threads_wait_is_settled_before_torch_loads(home: Home, monkeypatch:
     worker.channel.send({"do": "quit"})
     assert worker.wait(90)
     told = dict(re.findall(r"(\w+) *= *'(.*)'", worker.death().printed))
-    wanted = threads.WAITING_ENVIRONMENT[threads.waiting_for(int(told["OMP_NUM_THREADS"]))]
+    wanted = WAITING_ENVIRONMENT[waiting_for(int(told["OMP_NUM_THREADS"]))]
     assert told["GOMP_SPINCOUNT"] == wanted["GOMP_SPINCOUNT"]
     assert told["OMP_WAIT_POLICY"] == "PASSIVE"

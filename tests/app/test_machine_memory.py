@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from accel.types import Fact, Memory
-from app.worker.machine_memory import free_memory, peak_memory, reset_peak, resident, trim
+from app.machine_memory import free_memory, peak_memory, reset_peak, resident, trim
 
 MIB = 2**20
 
@@ -73,11 +73,11 @@ def test_the_container_s_limit_less_what_it_uses(
         return None if value is None else f"{value * MIB}\n"
 
     memory: Callable[..., Memory] = lambda host: Memory(2**40, 500 * MIB, "", (limit,))  # noqa: E731
-    monkeypatch.setattr("app.worker.machine_memory.limits.memory", memory)
+    monkeypatch.setattr("app.machine_memory.limits.memory", memory)
     assert free_memory(read) == (expected * MIB, "the container")
 
 
 def test_an_unreadable_file_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = Fact(500 * MIB, "the container may use it", "/sys/fs/cgroup/x/memory.max")
-    monkeypatch.setattr("app.worker.machine_memory.limits.memory", lambda host: Memory(2**40, 1, "", (limit,)))
+    monkeypatch.setattr("app.machine_memory.limits.memory", lambda host: Memory(2**40, 1, "", (limit,)))
     assert free_memory(lambda path: None) == (500 * MIB, "the container")
