@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     machine = probe(patience=PATIENCE)
     threads.apply(machine)
-    from accel.readouts.run import Benchmark, Subject
+    from accel.measuring.run import Benchmark, Subject
 
     subjects = [_shape(name, options.frames) for name in options.shapes] or [_folder(options.model, options.size)]
     sound, results, made = True, None, None

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from accel.errors import AccelError
-from accel.readouts.clips import REFERENCE, Contender, Made, Make, contenders, race
+from accel.measuring.clips import REFERENCE, Contender, Made, Make, contenders, race
+from accel.measuring.run import Benchmark, Subject
+from accel.measuring.timing import Stopped
 from accel.readouts.results import AUTOMATIC, PROMPTS
-from accel.readouts.run import Benchmark, Subject
-from accel.readouts.timing import Stopped
 from accel.types import Preferences
 from app.engine import Engine, acceleration, loading
 from app.errors import Cancelled, CannotRunError

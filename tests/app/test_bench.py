@@ -18,7 +18,7 @@ from app.interrupt import Interrupts
 from app.measuring import MeasureAsk
 from app.paths import Home
 from app.worker import measuring
-from tests.accel.readouts.planted import row
+from tests.accel.measuring.planted import row
 from tests.app.services import QUICK
 from tests.app.standin import StandIn
 from tests.app.workers import in_thread

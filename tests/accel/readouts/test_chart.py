@@ -11,7 +11,7 @@ from PIL import Image
 
 from accel.readouts import chart
 from accel.readouts.chart import Bar, Words
-from tests.accel.readouts.planted import row
+from tests.accel.measuring.planted import row
 
 ROWS = [
     row("sdpa", 1.0, speedup=1.0),

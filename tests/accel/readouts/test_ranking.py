@@ -14,7 +14,7 @@ from accel.readouts import ranking
 from accel.readouts.ranking import Readouts, for_model, shape_class
 from accel.readouts.results import Clip, Measurement, Place, Quality, Results, Row
 from accel.types import ModelTraits, Preferences, StageTraits
-from tests.accel.readouts.planted import CALL, Planted, row
+from tests.accel.measuring.planted import CALL, Planted, row
 from tests.accel.recorded import engaged, machine, model
 
 OTHER = replace(CALL, title="cross attention", count=1)

@@ -9,7 +9,7 @@ import pytest
 
 from accel.readouts import results
 from accel.readouts.results import Measurement, Peak, Place, Quality, Results, Row, Spread, Verdict, judged
-from tests.accel.readouts.planted import row, spread
+from tests.accel.measuring.planted import row, spread
 
 PLACE = Place("f", "a machine", {"torch": "2.13"})
 

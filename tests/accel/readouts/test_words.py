@@ -8,7 +8,7 @@ import pytest
 
 from accel.readouts import words
 from accel.readouts.results import Clip, Measurement, Peak, Place, Quality, Results
-from tests.accel.readouts.planted import CALL, row
+from tests.accel.measuring.planted import CALL, row
 
 
 @pytest.mark.parametrize(

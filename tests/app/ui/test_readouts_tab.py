@@ -23,7 +23,7 @@ from app.ui.context import Context
 from app.ui.form import values_of
 from app.ui.readouts import AUTOMATIC, REFERENCE, SWITCHED, Readouts, bench_of, comparison_of, frame_of, plan_of
 from app.ui.readouts_view import compared_html, panel_html, results_html
-from tests.accel.readouts.planted import row
+from tests.accel.measuring.planted import row
 from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab

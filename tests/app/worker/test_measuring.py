@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.readouts import micro, run
+from accel.measuring import micro, run
 from accel.readouts.results import Measurement, Results
 from app.engine import Engine, acceleration
 from app.errors import Cancelled, CannotRunError

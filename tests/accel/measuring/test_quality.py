@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accel.readouts.quality import BRIGHTNESS, EQUAL, Likeness, compare, psnr_of, together
+from accel.measuring.quality import BRIGHTNESS, EQUAL, Likeness, compare, psnr_of, together
 
 
 def frames(seed: int, count: int = 2, height: int = 48, width: int = 40) -> np.ndarray:

@@ -14,14 +14,15 @@ import torch
 
 import accel
 from accel.backends import REGISTRY
-from accel.readouts import micro, ranking, store
-from accel.readouts.calls import Recorded, record
-from accel.readouts.micro import Pace
+from accel.measuring import micro
+from accel.measuring.calls import Recorded, record
+from accel.measuring.micro import Pace
+from accel.measuring.timing import Stopped
+from accel.readouts import ranking, store
 from accel.readouts.results import Measurement, Peak, Results, Row
-from accel.readouts.timing import Stopped
 from accel.types import Machine, ModelTraits, Preferences
 from tests import builders
-from tests.accel.readouts.planted import Planted, Quick
+from tests.accel.measuring.planted import Planted, Quick
 
 HERE = builders.machine("int8", "conv3d")
 PACE = Pace(row=0.02, call=0.5)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accel.errors import AccelError
-from accel.readouts.blocks import LATENTS, Block, parts_of
+from accel.measuring.blocks import LATENTS, Block, parts_of
 from tests import builders
 
 

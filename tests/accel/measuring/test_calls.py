@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from accel.errors import AccelError
-from accel.readouts import calls
-from accel.readouts.calls import listened, record, within
+from accel.measuring import calls
+from accel.measuring.calls import listened, record, within
 from accel.readouts.results import Call
 from tests import builders
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from accel import caches
 from accel.backends import REGISTRY, reference
 from accel.backends.base import Backend
+from accel.measuring.quality import Likeness, compare, together
+from accel.measuring.timing import ShouldStop, Stopped
 from accel.plan import KINDS, gpu_place, make_plan
-from accel.readouts.quality import Likeness, compare, together
 from accel.readouts.results import AUTOMATIC, Clip, Quality
-from accel.readouts.timing import ShouldStop, Stopped
 from accel.types import Kind, Machine, ModelTraits, Plan, Preferences, StageName
 
 if TYPE_CHECKING:
-    from accel.readouts.quality import Frames
+    from accel.measuring.quality import Frames
 
 REFERENCE = "reference"
 FITS = 0.6

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from accel.backends import backend
-from accel.readouts.blocks import parts_of
+from accel.measuring.blocks import parts_of
+from accel.measuring.trials import ROWS, NotTakenError, Trial
 from accel.readouts.results import Call, limit
-from accel.readouts.trials import ROWS, NotTakenError, Trial
 from tests import builders
-from tests.accel.readouts.planted import Planted
+from tests.accel.measuring.planted import Planted
 
 
 def attention(mask: str = "", tokens: int = 600, keys: int = 77, kv_heads: int = 4) -> Call:

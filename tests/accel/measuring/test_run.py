@@ -13,14 +13,15 @@ import pytest
 
 import accel
 from accel import caches
-from accel.readouts import micro, ranking, run, store
-from accel.readouts.clips import Made
+from accel.measuring import micro, run
+from accel.measuring.clips import Made
+from accel.measuring.run import Benchmark, Others, Subject, clip_seconds, raised
+from accel.measuring.timing import Stopped
+from accel.readouts import ranking, store
 from accel.readouts.results import PROMPTS, Peak, Place, Results
-from accel.readouts.run import Benchmark, Others, Subject, clip_seconds, raised
-from accel.readouts.timing import Stopped
 from accel.types import Preferences
 from tests import builders
-from tests.accel.readouts.planted import CALL, row
+from tests.accel.measuring.planted import CALL, row
 
 HERE = builders.machine("int8", "conv3d")
 PROMPTS_HERE = tuple(f"prompt {number}" for number in range(PROMPTS))
@@ -104,7 +105,7 @@ def test_what_would_take_too_long_is_left_out_and_said(
     monkeypatch.setattr(run, "QUALITY_SECONDS", 1.0)
     seconds = {True: 2.0, False: 0.5}  # with step caches, and without
     monkeypatch.setattr(
-        "accel.readouts.clips.seconds_for", lambda made, plans, _: seconds[any(one.caches for one in plans)]
+        "accel.measuring.clips.seconds_for", lambda made, plans, _: seconds[any(one.caches for one in plans)]
     )
     fewer, _ = benchmark(tmp_path / "fewer", pipeline).run()
     assert [one.backend for one in fewer.qualities] == ["dynamic_int8"], "what auto may take comes first"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.measuring.clips import REFERENCE, Contender, Made, contenders, qualities, race, seconds_for
+from accel.measuring.timing import Stopped
 from accel.plan import make_plan
-from accel.readouts.clips import REFERENCE, Contender, Made, contenders, qualities, race, seconds_for
 from accel.readouts.results import AUTOMATIC, PROMPTS, Clip
-from accel.readouts.timing import Stopped
 from accel.types import Memory, Preferences
 from tests.accel.recorded import machine, model
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from accel.measuring.timing import ShouldStop, Stopped
 from accel.readouts.results import Peak
-from accel.readouts.timing import ShouldStop, Stopped
 
 LADDER = {"cpu": (256, 512, 1024, 2048, 4096, 8192), "cuda": (2048, 4096, 8192, 16384), "mps": (1024, 2048, 4096)}
 REPEATS, LONGEST = 5, 0.1

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map_only
 from accel.backends.base import Backend
 from accel.backends.runtime import AttentionBackend, LinearBackend, VaeBackend
 from accel.linears import pack_linears
+from accel.measuring.blocks import Block
 from accel.ops import ATTENTION, AttentionSlot, attention
-from accel.readouts.blocks import Block
 from accel.readouts.results import Call
 from accel.report import Tally
 

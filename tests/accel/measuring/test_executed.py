@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accel.readouts.executed import _heard, _onednn_talks, _short, executed, implementations, memory
+from accel.measuring.executed import _heard, _onednn_talks, _short, executed, implementations, memory
 
 LINES = """onednn_verbose,v1,info,oneDNN v3.11
 onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src_bf16,,,8x8:8x8,0.1

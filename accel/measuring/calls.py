@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from accel.errors import AccelError
 from accel.linears import in_blocks
-from accel.readouts.blocks import LATENTS, Block, parts_of
+from accel.measuring.blocks import LATENTS, Block, parts_of
 from accel.readouts.results import Call
 from accel.traits import text_tokens
 from accel.types import StageName

@@ -13,12 +13,13 @@ from typing import Any
 import accel
 from accel.backends import REGISTRY
 from accel.backends.base import Backend
-from accel.readouts import clips as whole_clips
-from accel.readouts import micro, peak, ranking, store
-from accel.readouts.calls import Recorded, Size, record
-from accel.readouts.clips import Contender, Make
+from accel.measuring import clips as whole_clips
+from accel.measuring import micro, peak
+from accel.measuring.calls import Recorded, Size, record
+from accel.measuring.clips import Contender, Make
+from accel.measuring.timing import ShouldStop
+from accel.readouts import ranking, store
 from accel.readouts.results import PROMPTS, Measurement, Peak, Results, Row
-from accel.readouts.timing import ShouldStop
 from accel.readouts.words import duration
 from accel.types import Machine, ModelTraits, Plan
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from accel.readouts import peak
-from accel.readouts.timing import Stopped
+from accel.measuring import peak
+from accel.measuring.timing import Stopped
 
 
 def planted(seconds_of: Callable[[int, str], float]) -> Any:

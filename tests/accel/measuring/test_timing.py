@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accel.readouts import timing
-from accel.readouts.timing import LEAST, MOST, Stopped, gain, interleave, spread
+from accel.measuring import timing
+from accel.measuring.timing import LEAST, MOST, Stopped, gain, interleave, spread
 
 
 class Clock:

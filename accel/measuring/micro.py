@@ -14,14 +14,14 @@ import torch
 
 from accel.backends import REGISTRY
 from accel.backends.base import Backend
-from accel.readouts import calls as recording
-from accel.readouts.blocks import Block
-from accel.readouts.calls import Recorded
-from accel.readouts.executed import executed, memory
-from accel.readouts.peak import synchronize
+from accel.measuring import calls as recording
+from accel.measuring.blocks import Block
+from accel.measuring.calls import Recorded
+from accel.measuring.executed import executed, memory
+from accel.measuring.peak import synchronize
+from accel.measuring.timing import Samples, ShouldStop, Stopped, gain, interleave, spread
+from accel.measuring.trials import Candidate, NotTakenError, Trial
 from accel.readouts.results import Call, Results, Row, Spread, Verdict, judged, limit
-from accel.readouts.timing import Samples, ShouldStop, Stopped, gain, interleave, spread
-from accel.readouts.trials import Candidate, NotTakenError, Trial
 from accel.types import Machine, ModelTraits, Plan, StagePlan, StageTraits
 
 Tell = Callable[[int, int, str], Any]
