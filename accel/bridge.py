@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel.backends.runtime import Refused
+from accel.contract import Refused
 from accel.ops import ATTENTION, AttentionSlot, Lease, attention
 from accel.report import Unreached
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accel.backends.runtime import Counting, Undo
+from accel.contract import Counting, Undo
 from accel.ops import CONVS, Lease, conv3d
 from accel.swapping import Swaps, in_front
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from accel.backends.runtime import Refused
+from accel.contract import Refused
 
 SMALLEST = 1e-12
 """Lower bound of a largest magnitude, so that a row of zeros has a scale."""

@@ -20,9 +20,9 @@ import torch
 
 from accel import fp8
 from accel.backends import backends
-from accel.backends.runtime import AttentionCall, Refused
 from accel.checking import passes
 from accel.checking.line import relative
+from accel.contract import AttentionCall, Refused
 from accel.fused.wan import kernels_for
 from accel.probe import probe
 from accel.types import Machine, StageTraits

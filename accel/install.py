@@ -17,9 +17,9 @@ from torch import nn
 
 from accel import blocks, bridge, steps
 from accel.backends import backend
-from accel.backends.runtime import AttentionBackend, LinearBackend, Refused, VaeBackend
 from accel.caching import StepCaching
 from accel.casting import Cast, cast_component
+from accel.contract import AttentionBackend, LinearBackend, Refused, VaeBackend
 from accel.errors import AccelError
 from accel.fit.moving import Offloading, tile
 from accel.linears import PackedLinears, pack_linears

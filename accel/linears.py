@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel.backends.runtime import Counting, LinearBackend
+from accel.contract import Counting, LinearBackend
 from accel.originals import Original, WeightsFile
 from accel.packed import PackedLinear, Packing, pack_module, unpack_module
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accel.backends.runtime import Undo
+from accel.contract import Undo
 from accel.swapping import Swaps, in_front
 
 EPSILON = 1e-12  # of F.normalize, which the stock module calls

@@ -19,8 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.nn.functional as F
 
-from accel.backends.runtime import AttentionBackend, AttentionCall, Counting, PackedMatrix, Refused
-from accel.backends.sdpa import attend
+from accel.contract import AttentionBackend, AttentionCall, Counting, PackedMatrix, Refused, attend
 
 S = TypeVar("S")
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from accel.backends.runtime import Counting, LinearBackend, PackedMatrix
+from accel.contract import Counting, LinearBackend, PackedMatrix
 from accel.fp8 import quantise_rows
 from accel.ops import LINEARS, Lease, LinearSlot, packed_linear, quantised_linear
 from accel.originals import Original

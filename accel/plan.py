@@ -13,7 +13,7 @@ from functools import partial
 
 from accel import blocks, caches, policy, precision, threads
 from accel.backends import REGISTRY
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.errors import PlanError
 from accel.fit import choosing
 from accel.readouts import deciding

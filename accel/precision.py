@@ -8,7 +8,7 @@ mixture of work gains.
 from __future__ import annotations
 
 from accel import policy
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.types import NO_STEPS, Choice, Gpu, Machine, Preferences, StageName, StageTraits
 
 ROUNDING = "bf16 rounds more than fp32, so the picture differs slightly: dtype=float32 gives fp32's"

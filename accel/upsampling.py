@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accel.backends.runtime import Undo
+from accel.contract import Undo
 from accel.swapping import Swaps
 
 MODES = ("nearest", "nearest-exact")  # the same picture when the factor is two

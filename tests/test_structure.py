@@ -59,14 +59,29 @@ def circle(edges: Imports) -> list[str]:
     return []
 
 
+def rooms(edges: Imports) -> Imports:
+    """The same between packages: those inside another one belong to it, a module beside them is a room of its own."""
+    imported = set().union(*edges.values())
+    packages = {name for name in FILES if FILES[name].name == "__init__.py"}
+
+    def room(name: str) -> str:
+        whole = ".".join(name.split(".")[:2])
+        return whole if whole in packages else name
+
+    found: Imports = {}
+    for name in imported:
+        found.setdefault(room(name), set()).update(one for seen in edges[name] if (one := room(seen)) != room(name))
+    return found
+
+
 def test_the_accelerators_know_nothing_of_the_studio(trees: Mapping[str, ast.Module]) -> None:
     edges = graph(trees, inside=True)
     strays = {
-        name: sorted(found) for name, seen in edges.items() if (found := {one for one in seen if room(one) == "app"})
+        name: sorted(found) for name, seen in edges.items() if (found := {one for one in seen if folder(one) == "app"})
     }
-    assert {name: seen for name, seen in strays.items() if room(name) == "accel"} == {}
+    assert {name: seen for name, seen in strays.items() if folder(name) == "accel"} == {}
     assert "app.engine.acceleration" in edges
-    assert any(room(one) == "accel" for one in edges["app.engine.acceleration"]), "the reader sees no imports at all"
+    assert any(folder(one) == "accel" for one in edges["app.engine.acceleration"]), "the reader sees no imports at all"
 
 
 def test_only_the_command_line_opens_the_page(trees: Mapping[str, ast.Module]) -> None:
@@ -77,6 +92,11 @@ def test_only_the_command_line_opens_the_page(trees: Mapping[str, ast.Module]) -
 
 def test_no_module_level_imports_go_in_circles(trees: Mapping[str, ast.Module]) -> None:
     assert circle(graph(trees, inside=False)) == []
+
+
+def test_no_rooms_go_in_circles(trees: Mapping[str, ast.Module]) -> None:
+    """Imports inside functions and for types count too. A program that nothing imports can't close a circle."""
+    assert circle(rooms(graph(trees, inside=True))) == []
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -100,12 +120,31 @@ def test_the_reader_above_sees_imports(text: str, inside: bool, found: set[str])
     assert set(imports("app.queue.owner", ast.parse(text), False, FILES, inside)) == found
 
 
+def test_rooms_are_packages_and_the_modules_beside_them() -> None:
+    edges: Imports = {
+        "app.cli": {"app.queue.service", "app.models.sources.cache"},
+        "app.queue.service": {"app.queue", "app.errors"},
+        "app.queue.__main__": {"app.cli"},
+        "app.models.sources.cache": {"app.models.base", "app.queue"},
+        **{name: set() for name in ("app.queue", "app.errors", "app.models.base")},
+        "app": {"app.cli"},
+        "accel": {"app"},
+    }
+    assert rooms(edges) == {
+        "app": {"app.cli"},
+        "app.cli": {"app.queue", "app.models"},
+        "app.queue": {"app.errors"},
+        "app.models": {"app.queue"},
+        "app.errors": set(),
+    }
+
+
 def test_the_search_above_finds_circles() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
     assert not circle({"a": {"b", "c"}, "b": {"c"}})
 
 
-def room(name: str) -> str:
+def folder(name: str) -> str:
     return name.partition(".")[0]
 
 

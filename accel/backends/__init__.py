@@ -8,7 +8,6 @@ from accel.backends.aiter_mla import AiterMla
 from accel.backends.amx_attention import AmxAttention
 from accel.backends.amx_bf16 import AmxBf16
 from accel.backends.amx_int8 import AmxInt8
-from accel.backends.base import Backend
 from accel.backends.bf16_channels_last import Bf16ChannelsLast
 from accel.backends.diffusers_own import CUDNN, FLASH, SAGE
 from accel.backends.direct_conv3d import DirectConv3d
@@ -20,6 +19,7 @@ from accel.backends.onednn_bf16 import OneDnnBf16
 from accel.backends.sdpa import Sdpa
 from accel.backends.stock import StockLinear, StockVae
 from accel.backends.torchao_weights import FP8_WEIGHTS, INT8_WEIGHTS
+from accel.contract import Backend
 from accel.types import Kind
 
 REGISTRY: tuple[Backend, ...] = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from accel.backends import aiter_ops
 from accel.backends.flash_ops import dense, scale_of, why_not_head, why_not_stage
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

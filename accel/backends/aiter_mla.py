@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from accel.backends import aiter_ops
 from accel.backends.aiter_bf16 import AiterBf16
 from accel.backends.flash_ops import scale_of
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

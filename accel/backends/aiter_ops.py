@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel import advice
 from accel.backends.flash_ops import dense, why_not_form
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Machine
 
 if TYPE_CHECKING:

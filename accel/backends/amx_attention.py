@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import AMX_LOCK, AttentionCall, Refused
 from accel.backends.sgl import operator, why_not_sgl
+from accel.contract import AMX_LOCK, AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

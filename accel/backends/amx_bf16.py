@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import AMX_LOCK, PackedMatrix, widened
 from accel.backends.sgl import operator, why_not_sgl
+from accel.contract import AMX_LOCK, PackedMatrix, widened
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel.backends.flash_ops import capability, dense, why_not_form, why_not_head, why_not_stage
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import Counting, Undo
+from accel.contract import Counting, Undo
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from accel.backends.amx_int8 import quantise_rows
-from accel.backends.runtime import PackedMatrix, Refused
+from accel.contract import PackedMatrix, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

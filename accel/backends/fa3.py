@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel.backends.flash_ops import attend, dense, scale_of, why_not_call, why_not_flash, why_not_stage
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from accel.backends.fa3 import Fa3
 from accel.backends.flash_ops import attend, dense, scale_of, why_not_call, why_not_flash, why_not_stage
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

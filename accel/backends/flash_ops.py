@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accel import advice
-from accel.backends.runtime import AttentionCall, Refused
+from accel.contract import AttentionCall, Refused
 from accel.types import Machine, StageTraits
 
 PACKAGE, LIBRARY, OPERATOR = "sgl_kernel", "flash_ops*", "fwd"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import QuantisedMatrix
+from accel.contract import QuantisedMatrix
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import PackedMatrix, widened
+from accel.contract import PackedMatrix, widened
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

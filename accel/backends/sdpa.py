@@ -7,26 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.runtime import AttentionCall
+from accel.contract import AttentionCall, attend
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:
     import torch
-
-
-def attend(call: AttentionCall) -> torch.Tensor:
-    """What diffusers' native backend computes, masks of every shape included."""
-    import torch.nn.functional as F
-
-    query, key, value = (x.transpose(1, 2) for x in (call.query, call.key, call.value))
-    mask = call.mask
-    if mask is not None and mask.shape == (call.key.shape[0], call.key.shape[1]):
-        mask = mask[:, None, None, :]  # (batch, kv_tokens): one row for all heads and queries
-    grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
-    )
-    return out.transpose(1, 2).contiguous()
 
 
 class Sdpa:

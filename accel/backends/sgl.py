@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from accel import advice
-from accel.backends.runtime import Refused
+from accel.contract import Refused
 from accel.types import Machine
 
 MODULES = ("sgl_kernel", "sgl_kernel_cpu")

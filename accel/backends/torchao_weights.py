@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accel.backends.runtime import PackedMatrix
+from accel.contract import PackedMatrix
 from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from accel.backends.amx_attention import HEAD_SIZES
-from accel.backends.runtime import AttentionCall
-from accel.backends.sdpa import attend
 from accel.checking.line import Line, line_for, random, relative
+from accel.contract import AttentionCall, attend
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.report import Tally
 

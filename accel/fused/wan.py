@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from accel import bridge, fp8
-from accel.backends.runtime import AttentionCall, Counting, Refused
+from accel.contract import AttentionCall, Counting, Refused
 from accel.fused import plain
 from accel.fused.plain import Modulation, Norm, Rows
 from accel.ops import AttentionSlot, quantised_linear

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel import caches
 from accel.backends import REGISTRY, reference
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.measuring.quality import Likeness, compare, together
 from accel.measuring.timing import ShouldStop, Stopped
 from accel.plan import KINDS, gpu_place, make_plan

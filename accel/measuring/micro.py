@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accel.backends import REGISTRY
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.measuring import calls as recording
 from accel.measuring.blocks import Block
 from accel.measuring.calls import Recorded

@@ -12,7 +12,7 @@ from typing import Any
 
 import accel
 from accel.backends import REGISTRY
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.measuring import clips as whole_clips
 from accel.measuring import micro, peak
 from accel.measuring.calls import Recorded, Size, record

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from accel.backends.base import Backend
-from accel.backends.runtime import AttentionBackend, LinearBackend, VaeBackend
+from accel.contract import AttentionBackend, Backend, LinearBackend, VaeBackend
 from accel.linears import pack_linears
 from accel.measuring.blocks import Block
 from accel.ops import ATTENTION, AttentionSlot, attention

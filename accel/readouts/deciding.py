@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from accel import policy, precision
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.readouts.ranking import Rank, Readouts, shape_class
 from accel.types import Choice, Kind, StageTraits
 

@@ -21,9 +21,9 @@ PACKAGES = ("torch", "diffusers", "sgl_kernel", "aiter", "triton", "torchao", "s
 """Those whose version changes a figure."""
 
 CODE = (
-    *("backends/*.py", "ops.py", "packed.py", "linears.py", "convolutions.py", "norms.py", "upsampling.py"),
-    *("swapping.py", "fp8.py", "triton_*.py", "compiling.py", "threads.py"),
-    *(f"readouts/{name}.py" for name in ("calls", "blocks", "trials", "timing", "micro")),
+    *("backends/*.py", "contract.py", "ops.py", "packed.py", "linears.py", "convolutions.py", "norms.py"),
+    *("upsampling.py", "swapping.py", "fp8.py", "triton_*.py", "compiling.py", "threads.py", "waiting.py"),
+    *(f"measuring/{name}.py" for name in ("calls", "blocks", "trials", "timing", "micro")),
 )
 """What runs when a backend does, and what measures it: they count as a package of its own."""
 

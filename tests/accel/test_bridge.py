@@ -15,8 +15,8 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 from accel import bridge
 from accel.backends import backend
-from accel.backends.runtime import AttentionCall, Refused
 from accel.checking.line import relative
+from accel.contract import AttentionCall, Refused
 from accel.install import install
 from accel.ops import ATTENTION, AttentionSlot
 from accel.report import Tally

@@ -11,10 +11,9 @@ import torch
 from accel import gpucheck
 from accel.backends import backend
 from accel.backends.fa3 import Fa3
-from accel.backends.runtime import AttentionCall, Refused
-from accel.backends.sdpa import attend
 from accel.checking import passes
 from accel.checking.line import relative
+from accel.contract import AttentionCall, Refused, attend
 from accel.fused import plain
 from tests import builders
 from tests.emulators import aiter

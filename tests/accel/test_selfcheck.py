@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from accel import backends, selfcheck
-from accel.backends.runtime import AttentionCall
-from accel.backends.sdpa import Sdpa, attend
+from accel.backends.sdpa import Sdpa
+from accel.contract import AttentionCall, attend
 from tests.builders import machine
 from tests.emulators import sgl_kernel_cpu as emulator
 

@@ -15,7 +15,7 @@ def attention(name: str, tolerance: str) -> Result:
     import torch.nn.functional as functional
 
     from accel.backends import backend
-    from accel.backends.runtime import AttentionCall
+    from accel.contract import AttentionCall
 
     low = [seeded(2, KEYS, HEADS, 128).roll(shift, 1).bfloat16() for shift in (0, 1, 2)]
     chosen: Any = backend("attention", name)
@@ -57,7 +57,7 @@ def gpus() -> list[Any]:
 
 def _served(run: Any) -> Any:
     """`run(device)` on the first GPU that the backend does not refuse."""
-    from accel.backends.runtime import Refused
+    from accel.contract import Refused
 
     reason = "there is no GPU that torch can use"
     for device in gpus():

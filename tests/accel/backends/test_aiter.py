@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from accel.backends import aiter_mla, aiter_ops, backend
 from accel.backends.aiter_mla import HEADS, TILE, Work
-from accel.backends.runtime import AttentionCall, Refused
-from accel.backends.sdpa import attend
 from accel.checking.line import relative
+from accel.contract import AttentionCall, Refused, attend
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.report import Tally
 from tests.emulators import aiter as emulator

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel.backends import backend
-from accel.backends.runtime import AttentionCall, Refused
-from accel.backends.sdpa import attend
 from accel.checking.line import HEADER, relative
+from accel.contract import AttentionCall, Refused, attend
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.report import Tally
 from accel.selfcheck import lines_for

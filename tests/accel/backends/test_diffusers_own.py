@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from accel import bridge
 from accel.backends import backend, flash_ops
 from accel.backends.diffusers_own import CUDNN, FLASH, SAGE
-from accel.backends.runtime import AttentionCall, Refused
-from accel.backends.sdpa import attend
 from accel.checking.line import relative
+from accel.contract import AttentionCall, Refused, attend
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.plan import make_plan
 from accel.report import Tally

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from accel import advice
 from accel.backends import backend, fa3_fp8, flash_ops
-from accel.backends.runtime import AttentionCall, Refused
-from accel.backends.sdpa import attend
 from accel.checking.line import relative
+from accel.contract import AttentionCall, Refused, attend
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.plan import make_plan
 from accel.report import Tally

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel.backends import backend
-from accel.backends.runtime import Refused
 from accel.checking.line import HEADER, relative
+from accel.contract import Refused
 from accel.originals import same_bits
 from accel.selfcheck import lines_for
 from tests.emulators import sgl_kernel_cpu as emulator

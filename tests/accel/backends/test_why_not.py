@@ -12,7 +12,7 @@ import torch
 
 from accel import advice
 from accel.backends import REGISTRY, backend, backends, reference
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.types import Flag, Kind, Package, Proof, StageTraits
 from tests.builders import machine
 from tests.emulators import sgl_kernel_cpu as emulator

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import accel
 from accel.readouts import store
 from accel.readouts.results import Results
 from accel.types import Cores, Machine, Override
@@ -51,6 +52,11 @@ def test_another_machine_or_another_limit_is_stale(here: Machine, tmp_path: Path
     ):
         (stale,) = store.load(other, tmp_path).stale
         assert says in stale.why
+
+
+@pytest.mark.parametrize("pattern", store.CODE)
+def test_code_whose_change_makes_figures_stale_is_where_it_is_looked_for(pattern: str) -> None:
+    assert list(Path(accel.__file__).parent.glob(pattern))
 
 
 def test_every_recorded_machine_is_a_place_of_its_own(tmp_path: Path) -> None:

@@ -1,4 +1,9 @@
-"""What a backend does once it is engaged: the calls it takes, the calls it refuses, and how it packs.
+"""What a backend is: what it answers before it is engaged, and the calls it takes and refuses afterwards.
+
+"Can you?" is answered with a list of reasons why not, and an empty one means usable. The page's badges, `--doctor`, the
+error for a forced choice and the log all print these same sentences, so each one says what is missing, which value was
+seen, and what a person can do about it. Asking must be cheap: no kernel, no torch and no package is imported,
+everything needed stands in the Machine, whose facts were proved in child processes beforehand.
 
 Every attention backend has one signature and one layout, `(batch, tokens, heads, head_dim)`; every linear backend turns
 one weight into one PackedMatrix. A call that can't be served raises Refused with one sentence; the op that made the
@@ -10,15 +15,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from accel.backends.base import Backend
+from accel.types import Kind, Machine, StageTraits
 
 if TYPE_CHECKING:
     import torch
 
 # oneDNN's and SGLang's AMX paths keep tile state and scratch per kernel object: one inference thread enters at a time.
 AMX_LOCK = threading.RLock()
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One way to run the calls of one kind.
+
+    name: as typed in preferences ("sdpa", "sgl_amx"). title: as shown to a person ("PyTorch attention").
+    exact: equal to the stock module up to the rounding of its dtype. Approximate backends (int8, fp8) are opt-in:
+    `auto` takes them only where readouts found them faster and this very model's clips alike.
+    dtypes: dtypes the stage must run in for this backend to serve it.
+    devices: torch device types it serves ("cpu", "cuda", "mps").
+    reference: the stock path, which serves everything. Exactly one per kind.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    exact: bool
+    reference: bool
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+
+    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
+        """Sentences why this backend can't serve `traits` on `machine`, each with what to do; empty when it can."""
+        ...
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error: the reference serves the call
@@ -42,6 +72,21 @@ class AttentionCall:
     mask: torch.Tensor | None = None
     scale: float | None = None
     causal: bool = False
+
+
+def attend(call: AttentionCall) -> torch.Tensor:
+    """What diffusers' native backend computes, masks of every shape included."""
+    import torch.nn.functional as F
+
+    query, key, value = (x.transpose(1, 2) for x in (call.query, call.key, call.value))
+    mask = call.mask
+    if mask is not None and mask.shape == (call.key.shape[0], call.key.shape[1]):
+        mask = mask[:, None, None, :]  # (batch, kv_tokens): one row for all heads and queries
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2).contiguous()
 
 
 class AttentionBackend(Backend, Protocol):
