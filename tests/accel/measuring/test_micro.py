@@ -79,7 +79,7 @@ def test_every_usable_backend_gets_a_row_for_every_call(recorded: Recorded, trai
 
 
 def test_a_planted_slower_backend_is_never_chosen(recorded: Recorded, traits: ModelTraits, tmp_path: Path) -> None:
-    found = rows(recorded, traits, Planted("slow", delay=0.01))
+    found = rows(recorded, traits, Planted("slow", delay=0.1))
     assert {row.verdict for row in found if row.backend == "slow"} == {"slower"}
     assert chosen(found, traits, Planted("slow"), tmp_path) == "sdpa"
 
