@@ -246,8 +246,7 @@ def _capital(text: str) -> str:
 
 
 def _missing(machine: Machine) -> list[str]:
-    unused = [f"{gpu.name} is not used: {gpu.usable.reason}." for gpu in machine.gpus if gpu.usable.value is not True]
-    lines = list(dict.fromkeys(unused))  # four of a kind are told once
+    lines = [f"{sentence}." for sentence in machine.unused_gpus()]
     for package in machine.packages.values():
         if package.name in ("torch", "diffusers") and not package.installed:
             lines.append(f"{package.name} is not installed: `pip install {package.distribution}`.")

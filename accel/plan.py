@@ -19,6 +19,7 @@ from accel.fit import choosing
 from accel.readouts import deciding
 from accel.readouts.ranking import Readouts
 from accel.types import (
+    STAGES,
     Choice,
     Gpu,
     Kind,
@@ -60,6 +61,17 @@ NOT_HERE: dict[tuple[str, str], str] = {
     ): "only the transformer's attention is exchanged: other modules have head sizes kernels can't take",
     ("vae", "linear"): "a VAE's time goes into convolutions",
 }
+
+ANY_MODEL = ModelTraits(
+    "any model",
+    "any pipeline",
+    tuple(
+        StageTraits(stage, "any model", tuple(DTYPES.values()), reachable=True, conv3d=1, tiles=True)
+        for stage in STAGES
+    ),
+)
+"""A model that takes all that any model takes: a backend or device that it is refused, no model gets on that machine.
+Compiled blocks and step caches go by the model's own class, so it can't be asked about those."""
 
 
 def make_plan(
@@ -134,9 +146,7 @@ class _Planner:
     def device(self) -> tuple[Gpu | None, Choice]:
         wish = self.wishes.device
         usable = self.machine.usable_gpus()
-        unusable = tuple(
-            f"{gpu.name} is not used: {gpu.usable.reason}" for gpu in self.machine.gpus if gpu not in usable
-        )
+        unusable = self.machine.unused_gpus()
         if wish == AUTO:
             for gpu in sorted(usable, key=lambda gpu: -gpu.memory):
                 if gpu.vendor != "apple" or _mps_pays(self.machine):

@@ -195,6 +195,11 @@ class Machine(AsData):
     def usable_gpus(self) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.gpus if gpu.usable.value is True)
 
+    def unused_gpus(self) -> tuple[str, ...]:
+        """Why each of the other GPUs is not used, as sentences; four of a kind are told once."""
+        unused = [gpu for gpu in self.gpus if gpu.usable.value is not True]
+        return tuple(dict.fromkeys(f"{gpu.name} is not used: {gpu.usable.reason}" for gpu in unused))
+
 
 @dataclass(frozen=True)
 class LinearShape(AsData):

@@ -10,14 +10,15 @@ from app.estimate import MemoryNeed
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """The accelerators for a request on this machine: the plan as data, in a few words, what memory it needs, and what
-    of a recorded plan is not possible here.
+    """The accelerators for a request on this machine: the plan as data, in a few words, what memory it needs, what of
+    a recorded plan is not possible here, and why a GPU that is there is left out though nobody asked for the CPU.
     """
 
     plan: dict[str, Any]
     summary: str
     memory: MemoryNeed
     differences: tuple[str, ...] = ()
+    unused_gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import accel
 from accel import threads
 from accel.backends import reference
 from accel.finite import engaged_backends
+from accel.plan import ANY_MODEL
 from accel.readouts import ranking, store
 from accel.readouts.ranking import Readouts
 from accel.types import (
@@ -208,6 +209,8 @@ def decide(
 def _decided(
     family: Family, request: GenerationRequest, recorded: Mapping[str, Any] | None, cache: Path | None
 ) -> Decision:
+    if recorded is None and sources.placed(family).folder is None:
+        check_wishes(request)  # before anybody fetches the model for nothing
     described = describe(family, request, cache)
     measured = readouts(described, family.name, cache)
     shared = several.sharing_for(machine(), described, request)
@@ -373,7 +376,16 @@ def plan_for(
         unknown = [reason for reason in error.reasons if "is not known" in reason]
         if unknown:
             raise UsageError(f"accel: {'; '.join(unknown)}.") from error
-        raise PlanRefusedError(f"{'; '.join(error.reasons)}.") from error
+        left_out = () if machine().usable_gpus() else machine().unused_gpus()
+        raise PlanRefusedError(f"{'; '.join([*error.reasons, *left_out])}.") from error
+
+
+def check_wishes(request: GenerationRequest) -> None:
+    """Raise, as `plan_for` would, for wishes that no model can have on this machine: before one is fetched."""
+    wishes = replace(preferences_of(request), compile="auto", cache="auto")  # a model's own affair
+    if request.accel.gpus > 1:
+        several.gpus_for(machine(), request.accel.gpus)
+    plan_for(ANY_MODEL, wishes)
 
 
 def _references(choice: Choice) -> tuple[str, ...]:

@@ -92,18 +92,25 @@ def sharing_for(machine: Machine, traits: ModelTraits, request: GenerationReques
     count = request.accel.gpus
     if count == 1:
         return None
-    usable = sorted((gpu for gpu in machine.usable_gpus() if gpu.vendor != "apple"), key=lambda gpu: gpu.index)
     guided = is_guided(request)
     if reason := sharing.why_not_shared(traits.stage("transformer"), count, guided):
         raise PlanRefusedError(f"gpus={count}: {reason}.")
     seen = sharing.as_seen_by_ranks(traits, count, guided)
-    if len(usable) >= count:
-        taken = usable[:count]
-        devices = tuple(f"cuda:{gpu.index}" for gpu in taken)
-        return Sharing(devices, tuple(gpu.name for gpu in taken), min(gpu.memory for gpu in taken), guided, seen)
-    if not usable and os.environ.get(ON_CPU) == "1":
+    taken = gpus_for(machine, count)
+    if not taken:
         return Sharing(("cpu",) * count, (cpu_name(machine),) * count, 0, guided, seen)
-    raise CannotRunError(_too_few(count, usable))
+    devices = tuple(f"cuda:{gpu.index}" for gpu in taken)
+    return Sharing(devices, tuple(gpu.name for gpu in taken), min(gpu.memory for gpu in taken), guided, seen)
+
+
+def gpus_for(machine: Machine, count: int) -> list[Gpu]:
+    """The GPUs that share a clip; none where ON_CPU says that the CPU stands in. Raises CannotRunError when there are
+    too few.
+    """
+    usable = sorted((gpu for gpu in machine.usable_gpus() if gpu.vendor != "apple"), key=lambda gpu: gpu.index)
+    if len(usable) < count and (usable or os.environ.get(ON_CPU) != "1"):
+        raise CannotRunError(_too_few(count, usable, machine.unused_gpus()))
+    return usable[:count]
 
 
 def is_guided(request: GenerationRequest) -> bool:
@@ -131,8 +138,11 @@ def _attention(plan: Plan) -> str:
     return "" if stage is None else stage.attention.engaged
 
 
-def _too_few(count: int, usable: list[Gpu]) -> str:
+def _too_few(count: int, usable: list[Gpu], unused: tuple[str, ...]) -> str:
     if not usable:
-        return f"gpus={count}: this machine has no GPU that can be used here; leave it at 1, which runs on the CPU."
+        why = f" ({'; '.join(unused)})" if unused else ""
+        return (
+            f"gpus={count}: this machine has no GPU that can be used here{why}; leave it at 1, which runs on the CPU."
+        )
     found = "one GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
     return f"gpus={count}: this machine has {found} that can be used; take at most {len(usable)}."

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
 from app import catalogue
@@ -21,7 +21,7 @@ from app.answers import PlanAnswer
 from app.console import Reporter, complain, duration, reporter_for
 from app.engine import acceleration, several
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
-from app.headless.batch import BatchSettings, Outcome, check_disk_and_encoder, models_in, prepare, resumed
+from app.headless.batch import BatchSettings, Outcome, asked_in, check_disk_and_encoder, prepare, recorded_plan, resumed
 from app.headless.following import Follower
 from app.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
@@ -174,11 +174,17 @@ class _Batch:
     # -- before it runs --
 
     def _fetch_missing(self, sources: Sequence[str]) -> None:
-        """With --download: bring the models here that the clips need. Raises KinetileError."""
+        """With --download: bring the models here that the clips need, unless a clip can't be made with any model.
+        Raises KinetileError.
+        """
         settings = self._settings
-        if not settings.download:
-            return
-        for model in catalogue.missing(models_in(sources, settings)):
+        asked = asked_in(sources, settings) if settings.download else []
+        missing = catalogue.missing([named.request.model for named in asked])
+        for named in asked if missing and not settings.ray else ():
+            if recorded_plan(named, settings) is None:
+                with _blamed_on(named.origin):
+                    acceleration.check_wishes(named.request)
+        for model in missing:
             if settings.dry_run:
                 self._reporter.say(f"--download would fetch {model} first.")
             else:
@@ -244,14 +250,13 @@ class _Batch:
             guided = request.accel.gpus > 1 and several.is_guided(request)
             key = (request.model, size, request.accel, guided, id(recorded))
             if key not in known:
-                try:
+                with _blamed_on(outcome.spec.origin):
                     known[key] = service.plan(request, recorded)
-                except UsageError as error:
-                    raise UsageError(f"{outcome.spec.origin}: {error}") from error
             answer = known[key]
             outcome.accelerators = answer.summary
-            outcome.notes += answer.differences
-            for line in (f"Accelerators: {answer.summary}", *(f"  note: {note}" for note in answer.differences)):
+            notes = (*(f"{sentence}." for sentence in answer.unused_gpus), *answer.differences)
+            outcome.notes += notes
+            for line in (f"Accelerators: {answer.summary}", *(f"  note: {note}" for note in notes)):
                 if line not in said:
                     self._reporter.say(line)
                     said.add(line)
@@ -350,6 +355,15 @@ _ENDED = {
     "cancelled": "stopped",
     "done": "done",
 }
+
+
+@contextmanager
+def _blamed_on(origin: str) -> Iterator[None]:
+    """A mistake in a request names its source."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
 
 
 def _clips(count: int) -> str:

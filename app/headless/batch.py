@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import secrets
@@ -119,14 +118,19 @@ def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outco
     return outcomes, problems
 
 
-def models_in(sources: Sequence[str], settings: BatchSettings) -> tuple[str, ...]:
-    """The models that the sources ask for, each once; a source that can't be read is for `prepare` to tell."""
-    found: dict[str, None] = {}
-    for source in sources:
-        with contextlib.suppress(KinetileError):
-            for named in read_source(source, settings.home):
-                found[named.request.with_set(settings.assignments).model] = None
-    return tuple(found)
+def asked_in(sources: Sequence[str], settings: BatchSettings) -> list[NamedRequest]:
+    """What the sources ask for; nothing where one of them can't be read, which is for `prepare` to tell."""
+    try:
+        read = [named for source in sources for named in read_source(source, settings.home)]
+        return [replace(named, request=named.request.with_set(settings.assignments)) for named in read]
+    except KinetileError:
+        return []
+
+
+def recorded_plan(named: NamedRequest, settings: BatchSettings) -> Any:
+    """The accelerators that a clip was made with, to be used again, unless the person asks for others now."""
+    forced = any(item.startswith("accel.") for item in settings.assignments)
+    return None if forced or named.metadata is None else named.metadata.get("plan")
 
 
 def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:
@@ -143,9 +147,6 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
         ]
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from None
-    # A clip's recorded accelerators are used again, unless the person asks for others now.
-    forced = any(item.startswith("accel.") for item in settings.assignments)
-    recorded = None if forced or named.metadata is None else named.metadata.get("plan")
     content = _content(asked)
     seen[content] += 1  # the same line twice in a batch asks for two clips
     found = []
@@ -156,7 +157,7 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             request=possible.request,
             folder=settings.folder,
             adjustments=possible.adjustments,
-            recorded_plan=recorded,
+            recorded_plan=recorded_plan(named, settings),
             origin=named.origin,
             key=f"{content}-{seen[content]}:{index}/{asked.count}",
             batch=batch,

@@ -66,7 +66,14 @@ def _plan(request: GenerationRequest, recorded: Any, home: Home) -> PlanAnswer:
     assert family.folder is not None, "decide refuses a model that is not on this machine"
     described = acceleration.traits(family.folder, *_size(request), home.cache)
     need = memory_need(family.folder, described, decision.data, request, _device_memory(decision.device))
-    return PlanAnswer(decision.data, acceleration.summary(decision.data), need, decision.differences)
+    summary = acceleration.summary(decision.data)
+    return PlanAnswer(decision.data, summary, need, decision.differences, _unused_gpus(decision))
+
+
+def _unused_gpus(decision: acceleration.Decision) -> tuple[str, ...]:
+    stage = decision.plan.stage("transformer")
+    by_itself = stage is not None and (stage.device.requested, stage.device.engaged) == ("auto", "cpu")
+    return acceleration.machine().unused_gpus() if by_itself else ()
 
 
 def _size(request: GenerationRequest) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from accel import advice
 from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
-from accel.plan import make_plan
+from accel.plan import ANY_MODEL, make_plan
 from accel.readouts.ranking import Rank, Readouts
 from accel.types import STAGES, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageTraits
 from tests.accel.recorded import NAMES, engaged, machine, model, refusals
@@ -308,6 +308,33 @@ def test_a_gpu_that_can_not_be_used_is_refused_with_the_remedy(tmp_path: Path) -
     stage = make_plan(machine("rtx5090-old-torch", tmp_path), model()).stage("transformer")
     assert stage is not None
     assert "no sm_120 code" in stage.device.reasons[0]
+
+
+CHOICES = (
+    *((item.kind, item.name) for item in REGISTRY),
+    *(("text_encoder_linear", item.name) for item in REGISTRY if item.kind == "linear"),
+    *(("offload", name) for name in ("none", "model", "group", "sequential")),
+    *(("dtype", name) for name in ("fp32", "bf16", "fp16")),
+    ("attention", "fp8"),
+    ("tiling", "on"),
+    ("text_encoder", "free"),
+    ("threads", "1"),
+    ("device", "cuda"),
+)
+
+
+@given(name=st.sampled_from(NAMES), wishes=st.lists(st.sampled_from(CHOICES), max_size=3, unique_by=lambda it: it[0]))
+def test_what_any_model_is_refused_no_model_gets(
+    name: str, wishes: list[tuple[str, str]], machines: dict[str, Machine]
+) -> None:
+    """Case 7: else a model would not be fetched that could have run."""
+    asked = Preferences(**dict(wishes))
+    try:
+        make_plan(machines[name], ANY_MODEL, asked)
+    except PlanError as error:
+        with pytest.raises(PlanError) as caught:
+            make_plan(machines[name], model(), asked)
+        assert len(caught.value.reasons) >= len(error.reasons)
 
 
 # -- readouts --

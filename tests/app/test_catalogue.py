@@ -18,6 +18,7 @@ from app.errors import CannotRunError, UsageError
 from app.models import all_families, sources, starter
 from app.models.base import Family, Figure
 from app.models.sources.cache import in_cache
+from tests.accel.recorded import machine
 from tests.app.headless.batches import Batch
 from tests.app.models.sources.conftest import cache, hub  # noqa: F401
 from tests.app.models.sources.fake_hub import Hub, model
@@ -172,6 +173,64 @@ def test_a_batch_ends_where_its_model_can_t_be_fetched(
     batch = Batch(tmp_path)
     assert batch.run(batch.preset("ball", model="tiny"), download=True) == 3
     assert "wants its licence accepted first" in batch.stderr
+
+
+@pytest.fixture
+def too_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kinetile runs where torch names the GPU and has no code for it."""
+    found = machine("rtx5090-old-torch", tmp_path / "probed")
+    monkeypatch.setattr("app.engine.acceleration.machine", lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ("attention=fa3", "attention=fa3 can't be used here: "),
+        ("linear=fp8", "linear=fp8 can't be used here: "),
+        ("offload=group", "offload=group can't be used here: "),
+        ("gpus=2", "gpus=2: this machine has no GPU that can be used here ("),
+    ],
+)
+@pytest.mark.parametrize("download", [True, False])
+def test_no_model_is_fetched_that_this_machine_could_not_run_as_asked(
+    remote: Family,
+    too_new: None,
+    tmp_path: Path,
+    hub: Hub,  # noqa: F811
+    wish: str,
+    said: str,
+    download: bool,
+) -> None:
+    """Case 7: exit code 3, and nothing asked of the network, not even by a person who is told to fetch first."""
+    batch = Batch(tmp_path)
+    assert batch.run(batch.preset("ball", model="tiny"), assignments=(f"accel.{wish}",), download=download) == 3
+    assert said in batch.stderr
+    assert "RTX 5090 is not used: this torch build (2.6.0+cu124) has no sm_120 code" in batch.stderr
+    assert "fetch" not in batch.stderr
+    assert hub.asked == []
+    assert batch.files == []
+
+
+def test_a_gpu_that_is_left_out_is_said_before_the_run_and_the_cpu_taken(
+    tiny_family: Family, too_new: None, tmp_path: Path
+) -> None:
+    """Case 7: `auto` never fails, and says what would bring the GPU back."""
+    batch = Batch(tmp_path)
+    assert batch.run(batch.preset("ball"), dry_run=True) == 0, batch.stderr
+    (note,) = [line for line in batch.stdout.splitlines() if "RTX 5090" in line]
+    assert note.startswith("  note: NVIDIA GeForce RTX 5090 is not used: this torch build (2.6.0+cu124) has no sm_120")
+    assert "pip install" in note
+
+
+def test_nothing_is_fetched_for_a_batch_that_is_refused(
+    remote: Family,
+    tmp_path: Path,
+    hub: Hub,  # noqa: F811
+) -> None:
+    batch = Batch(tmp_path)
+    assert batch.run(batch.preset("ball", model="tiny"), str(tmp_path / "gone.json"), download=True) == 2
+    assert "gone.json" in batch.stderr
+    assert hub.asked == []
 
 
 def test_what_is_missing_is_told_once_and_nonsense_is_left_to_others(remote: Family) -> None:

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from accel.probing import gpus
+from accel.probing.host import Recorded
+from accel.probing.runs.gpus import gpus as seen_by_torch
 from tests.accel.recorded import machine, record
 
 
 def test_a_torch_without_code_for_the_gpu_is_caught_with_the_remedy(tmp_path: Path) -> None:
+    """Case 7: it is told at the start, not once Generate was pressed."""
     (gpu,) = machine("rtx5090-old-torch", tmp_path).gpus
     assert gpu.has_code.value is False
     assert "has no sm_120 code, only sm_50" in gpu.usable.reason
     assert "pip install" in gpu.usable.reason
     assert "cu130" in gpu.usable.reason
+
+
+def test_a_card_that_torch_names_and_has_no_code_for_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 7: torch itself, stubbed: available, capability 12.0, and code for sm_80 and sm_90."""
+    import torch
+
+    card = SimpleNamespace(name="GeForce RTX 5090", total_memory=2**35, major=12, minor=0)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    runs = {"gpus": seen_by_torch(), "gpu:0": {"ok": True, "reason": "a product that nobody believes"}}
+    (gpu,) = gpus.assemble(Recorded(record("zen5")), "cuda 12.4", "2.6.0+cu124", [], runs)
+    assert (gpu.arch, gpu.usable.value) == ("sm_120", False)
+    assert "has no sm_120 code, only sm_80, sm_90: install torch for CUDA 13.0" in gpu.usable.reason
 
 
 @pytest.mark.parametrize(
