@@ -114,6 +114,8 @@ class Installation:
         if self.offloading is not None:
             self.offloading.reset()
         for patch in self.patches.values():
+            if patch.slot is not None:
+                patch.slot.judged.clear()
             if patch.unreached is not None:
                 patch.unreached.calls = 0
 

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -69,11 +69,44 @@ def _end(slots: Slots[S], number: int, also: Callable[[], None] | None) -> None:
 
 @dataclass
 class AttentionSlot:
-    """`aside`: why the backend is to step aside for now, empty for the most time; see steps.py."""
+    """`aside`: why the backend is to step aside for now, empty for the most time; see steps.py. `judged`: by the shape
+    of a call, why such calls are not left to the backend, empty where its first output was finite."""
 
     backend: AttentionBackend
     tally: Counting
     aside: str = ""
+    judged: dict[tuple[int, ...], str] = field(default_factory=dict)
+
+    def run(self, call: AttentionCall) -> torch.Tensor:
+        """The backend's output. Raises Refused."""
+        if reason := self.aside or self.why_not(call.query, call.key):
+            raise Refused(reason)
+        out = self.backend.run(call)
+        if reason := self.judge(out, call.query, call.key, call.value):
+            raise Refused(reason)
+        return out
+
+    def why_not(self, query: torch.Tensor, key: torch.Tensor) -> str:
+        """What `judge` has against calls of this shape."""
+        return self.judged.get((*query.shape, key.shape[1]), "")
+
+    def judge(self, out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
+        """Look at the first output of each shape: a kernel that is wrong for some lengths (aiter's pull request 5654:
+        NaN for 241 to 255 keys in FP8) shows it there. Input that is not finite proves nothing."""
+        shape = (*query.shape, key.shape[1])
+        if shape in self.judged or self.backend.reference:
+            return self.judged.get(shape, "")
+        fine = _is_finite(out)
+        if fine or all(map(_is_finite, (query, key, value))):
+            reason = f"it gave values that are not finite for {query.shape[1]} tokens and {key.shape[1]} keys"
+            self.judged[shape] = "" if fine else reason
+        return self.judged.get(shape, "")
+
+
+def _is_finite(x: torch.Tensor) -> bool:
+    """Without a copy of `x`: NaN and infinity both come through."""
+    x = x.float() if x.element_size() == 1 else x
+    return not x.numel() or bool(torch.stack(torch.aminmax(x)).isfinite().all())
 
 
 @dataclass
@@ -108,9 +141,7 @@ def attention(
     place = ATTENTION[slot]
     call = AttentionCall(query, key, value, mask, scale, causal)
     try:
-        if place.aside:
-            raise Refused(place.aside)
-        out = place.backend.run(call)
+        out = place.run(call)
     except Refused as refusal:
         place.tally.fell_back(str(refusal))
         return _otherwise(place.backend, call)

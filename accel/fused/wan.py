@@ -87,17 +87,19 @@ class FusedWanBlock(nn.Module):
     def _self_attention(self, rows: Rows, rotation: Any) -> torch.Tensor:
         attn, run, across = self.attn1, self.accel_means.kernels, exchange.of(self.attn1.processor)
         value = _linear(attn.to_v, rows).unflatten(2, (attn.heads, -1))
-        eight_bit = self._attends_in_fp8(value if across is None else across.shaped(value))
-        form = self.accel_means.form if eight_bit else None
-
-        query = partial(self._heads, attn.to_q, attn.norm_q, rows, rotation, form)
-        key = partial(self._heads, attn.to_k, attn.norm_k, rows, rotation, form)
-        if eight_bit is None:
-            out = bridge.dispatch(attn.processor, query()[0], key()[0], value, across)
-        else:
-            out = _attend_in_fp8(eight_bit, query, key, value, across)
-            assert self.accel_means.slot is not None
-            self.accel_means.slot.tally.served()
+        query = partial(self._heads, attn.to_q, attn.norm_q, rows, rotation)
+        key = partial(self._heads, attn.to_k, attn.norm_k, rows, rotation)
+        out = None
+        if slot := self._attends_in_fp8(value if across is None else across.shaped(value)):
+            form = self.accel_means.form
+            out = _attend_in_fp8(slot.backend, partial(query, form), partial(key, form), value, across)
+            # ranks must all go the same way, so none judges for itself
+            if across is None and slot.judge(out, value, value, value):
+                out = None
+            else:
+                slot.tally.served()
+        if out is None:
+            out = bridge.dispatch(attn.processor, query(None)[0], key(None)[0], value, across)
         return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), self.accel_means.form))
 
     def _heads(self, linear: Any, norm: Any, rows: Rows, rotation: Any, form: torch.dtype | None) -> Heads:
@@ -106,14 +108,14 @@ class FusedWanBlock(nn.Module):
         )
         return made
 
-    def _attends_in_fp8(self, value: torch.Tensor) -> Any:
-        """The backend that takes query and key already quantised, None where it would not serve this call. value: of
-        the call's shape."""
+    def _attends_in_fp8(self, value: torch.Tensor) -> AttentionSlot | None:
+        """The slot, where its backend takes query and key already quantised and would serve this call. value: of the
+        call's shape."""
         slot = self.accel_means.slot
-        backend: Any = None if slot is None or slot.aside else slot.backend
+        backend: Any = None if slot is None or slot.aside or slot.why_not(value, value) else slot.backend
         if not hasattr(backend, "attend_quantised"):
             return None
-        return None if backend.why_not_call(AttentionCall(value, value, value)) else backend
+        return None if backend.why_not_call(AttentionCall(value, value, value)) else slot
 
     def _cross_attention(self, rows: Rows, text: torch.Tensor) -> torch.Tensor:
         attn, run = self.attn2, self.accel_means.kernels

@@ -94,6 +94,26 @@ def test_exact_steps_leave_queries_unquantised_emulated(monkeypatch: pytest.Monk
         fused.remove()
 
 
+def test_lengths_that_the_kernel_spoils_are_attended_in_bf16_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 14: fused blocks hand queries over in FP8, past the op that other models' calls go through."""
+    monkeypatch.setattr(fa3_fp8, "FEWEST_KEYS", 16)
+    fwd = emulator._fwd
+
+    def spoilt(**given: Any) -> list[torch.Tensor]:
+        out, *others = fwd(**given)
+        return [out if given["k_descale"] is None else out.fill_(float("nan")), *others]
+
+    monkeypatch.setattr(emulator, "_fwd", spoilt)
+    model = transformer()
+    with emulator.installed() as calls:
+        fused = install(builders.Holder(transformer=model), builders.plan(**PLANS[1], compile="fused"))
+        assert run(model).isfinite().all()
+        report = fused.report()["attention"]["transformer"]
+        fused.remove()
+    assert [one["q"].dtype for one in calls].count(torch.float8_e4m3fn) == 1, "known after the first"
+    assert report["reasons"]["it gave values that are not finite for 32 tokens and 32 keys"] == 3
+
+
 def test_removing_and_copying_give_stock_blocks_emulated() -> None:
     model = transformer()
     plain = install(builders.Holder(transformer=model), builders.plan(dtype="bfloat16"))
