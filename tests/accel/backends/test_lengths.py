@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from accel.backends import aiter_ops, backend, fa3_fp8
-from accel.backends.runtime import AttentionCall
-from accel.backends.sdpa import attend
 from accel.checking.line import relative
+from accel.contract import AttentionCall, attend
 from accel.install import install
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.report import Tally
