@@ -83,11 +83,13 @@ def main(argv, root=None):
     if refusal:
         say(refusal)
         return CANNOT_RUN
+    from app.environment.handover import stopping
     from app.errors import KinetileError
 
     try:
-        options, rest = split_options(argv)
-        return launch(options, rest, root or os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+        with stopping():
+            options, rest = split_options(argv)
+            return launch(options, rest, root or os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     except KinetileError as error:
         say(str(error))
         return error.exit_code

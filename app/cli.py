@@ -1,6 +1,7 @@
 """The command line: arguments to one of the verbs. Imports nothing heavy, so that `--help` answers at once."""
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from app import __version__
+from app.environment.handover import stopping
 from app.errors import CannotRunError, KinetileError, UsageError
 
 _USAGE = """python launch.py [--headless [SOURCE ...] | --share SOURCE | --models |
@@ -186,15 +188,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _dispatch(parser().parse_args(argv))
+        with stopping():
+            return _dispatch(parser().parse_args(argv))
     except KinetileError as error:
         return _complain(error, error.exit_code)
     except KeyboardInterrupt:
         return _complain(KeyboardInterrupt("Stopped."), 130)
-    except BrokenPipeError:
-        # Whoever read our output is gone; keep Python from complaining about it once more on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        return _refused(error)
 
 
 def _dispatch(options: argparse.Namespace) -> int:
@@ -368,10 +369,24 @@ def _lora_assignments(given: Sequence[str]) -> list[str]:
     return [f"loras={json.dumps(found)}"] if found else []
 
 
+def _refused(error: OSError) -> int:
+    """The system refused something that nobody foresaw: our own output, as a rule."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # keep Python from complaining about it once more on its way out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
+        return 1
+    refusal = CannotRunError(f"Something can't be printed or written ({error}): free some space, and start again.")
+    refusal.__cause__ = error
+    return _complain(refusal, refusal.exit_code)
+
+
 def _complain(error: BaseException, code: int) -> int:
     from app.console import complain
 
-    complain(error, sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told
+        complain(error, sys.stderr)
     return code
 
 

@@ -1,18 +1,15 @@
 """Ctrl-C in two strengths: the first one asks for a stop at the next safe place, the second one stops at once."""
 
 import contextlib
-import signal
-import threading
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, Self
+from typing import Self
 
-# A service manager's polite stop counts like the first Ctrl-C.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from app.environment.handover import interrupt, stopping
 
 
 class Interrupts:
-    """While entered, `asked` says whether a stop was asked for; a second Ctrl-C raises KeyboardInterrupt.
+    """While entered, `asked` says whether a stop was asked for; a second Ctrl-C raises KeyboardInterrupt. A service
+    manager's polite stop and a closed terminal count like the first one.
 
     Outside the main thread, where Python allows no signal handlers, it only holds the flag.
     """
@@ -20,21 +17,18 @@ class Interrupts:
     def __init__(self, on_first: Callable[[], None]) -> None:
         self.asked = False
         self._on_first = on_first
-        self._before: dict[int, Any] = {}
+        self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._entered.enter_context(stopping(self._ask))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        self._entered.close()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _ask(self) -> None:
         if self.asked:
-            raise KeyboardInterrupt
+            interrupt()
         self.asked = True
         # A stream may be in the middle of a line and refuse another one: the stop counts more than its announcement.
         with contextlib.suppress(RuntimeError):

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -69,6 +70,55 @@ def in_foreground() -> bool:
     return False
 
 
+def stop_signals(*others: str) -> list[int]:
+    """What asks a program to end: Ctrl-C, a service manager's SIGTERM, SIGHUP of a terminal that was closed, Ctrl-Break
+    and the closed console of Windows; and `others` by name. Only those that this system has, and that whoever started
+    this program does not want ignored (nohup does).
+    """
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK", *others)
+    numbers = [int(getattr(signal, name)) for name in names if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def interrupt() -> None:
+    """What Ctrl-C does where nobody decided otherwise. Raises KeyboardInterrupt."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stopping(on_stop: Callable[[], None] = interrupt) -> Iterator[None]:
+    """While entered, `on_stop` is called in the main thread for each of `stop_signals`, so that one way out serves all.
+
+    The former handlers return afterwards. Does nothing in another thread, where Python allows no signal handlers.
+    """
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            signal.signal(number, signal.SIG_IGN)  # the system, the shell and the launcher each say it: once will do
+            _let_go_of_terminal()
+        on_stop()
+
+    ours = threading.current_thread() is threading.main_thread()
+    former = {number: signal.signal(number, handle) for number in stop_signals() if ours}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, before)
+
+
+def _let_go_of_terminal() -> None:
+    """What is still printed on a terminal that was closed goes nowhere, rather than failing."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(nothing, stream)
+    os.close(nothing)
+
+
 class Relay:
     """Passes signals that reach this process on to a child while it runs; the former handlers return afterwards."""
 
@@ -79,10 +129,7 @@ class Relay:
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Relay:
-        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
-        for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks for SIGHUP to stay ignored
-                self._former[number] = signal.signal(number, self._on_signal)
+        self._former = {number: signal.signal(number, self._on_signal) for number in stop_signals("SIGQUIT")}
         return self
 
     def __exit__(self, *_: object) -> None:

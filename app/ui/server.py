@@ -73,7 +73,7 @@ class OpenPage:
 
 
 def serve(settings: PageSettings, wait: Callable[[], Any] | None = None) -> int:
-    """Open the page and keep it open until Ctrl-C or SIGTERM. Returns the exit code."""
+    """Open the page and keep it open until it is interrupted. Returns the exit code."""
     opened = open_page(settings)
     print(f"Kinetile is open at {opened.url} (Ctrl-C ends it; the queue is kept).", flush=True)
     if settings.listen:
@@ -92,12 +92,6 @@ def serve(settings: PageSettings, wait: Callable[[], Any] | None = None) -> int:
 
 
 def _until_ended() -> None:
-    import signal
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, end)
     never = threading.Event()
     while not never.wait(0.5):  # Windows delivers a signal only between two waits
         pass

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.environment.handover import Relay, child_environment, exit_code, run_child
+from app.environment.handover import Relay, child_environment, exit_code, run_child, stop_signals, stopping
 
 WAIT_FOR_SIGNAL = """
 import signal, sys, time
@@ -114,6 +114,56 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+STOPS = ["SIGINT", "SIGTERM", "SIGHUP"]
+
+
+@posix
+@pytest.mark.parametrize("name", STOPS)
+def test_whatever_asks_a_program_to_end_is_as_ctrl_c(name: str) -> None:
+    number = getattr(signal, name)
+    before = [signal.getsignal(getattr(signal, other)) for other in STOPS]
+    try:
+        with stopping(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        if name == "SIGHUP":
+            os.kill(os.getpid(), number)  # the shell says it as well; it means nothing new
+            signal.signal(number, before[-1])
+        assert [signal.getsignal(getattr(signal, other)) for other in STOPS] == before
+    finally:
+        signal.signal(signal.SIGHUP, before[-1])
+
+
+def test_windows_has_a_stop_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SIGTERM", "SIGHUP"):
+        monkeypatch.delattr(signal, name, raising=False)
+    monkeypatch.setattr(signal, "SIGBREAK", 21, raising=False)
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+    assert stop_signals() == [signal.SIGINT, 21]
+
+
+@posix
+def test_what_whoever_started_us_wants_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_is_left_in_peace() -> None:
+    def enter() -> None:
+        with stopping():
+            done.append(signal.getsignal(signal.SIGTERM))
+
+    done: list[object] = []
+    helper = threading.Thread(target=enter)
+    helper.start()
+    helper.join()
+    assert done == [signal.getsignal(signal.SIGTERM)]
 
 
 @posix

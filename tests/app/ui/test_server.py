@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -85,7 +84,6 @@ def test_waiting_ends_with_a_signal_wherever_it_can_only_come_between_two_waits(
         return False
 
     monkeypatch.setattr("app.ui.server.threading", Mock(Event=lambda: Mock(wait=wait)))
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         _until_ended()
     assert waits == [0.5] * 3
