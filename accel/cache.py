@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,11 +88,18 @@ def write(place: Path, name: str, data: Any) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    _prune(place)
+    prune(place.glob("*.json"), KEPT - 1, place / name)
 
 
-def _prune(place: Path) -> None:
-    records = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in records[KEPT:]:
+def prune(records: Iterable[Path], kept: int, new: Path) -> None:
+    """Removes all but the `kept` newest files beside `new`, whatever the clock says of that one."""
+    for old in sorted(set(records) - {new}, key=_changed, reverse=True)[kept:]:
         with suppress(OSError):
             old.unlink()
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process was quicker
+        return 0.0

@@ -232,7 +232,7 @@ def find_python(options, root):
 def prepare(venv, options, extras):
     # type: (Venv, Options, Tuple[str, ...]) -> str
     """Make ``.venv`` whole under the lock and stamp it; with --no-install only see whether it is."""
-    import time
+    from time import monotonic
 
     from app.environment.builds import choose_build, load_table
     from app.environment.install import Installer
@@ -244,7 +244,7 @@ def prepare(venv, options, extras):
     lists, table = read_lists(venv.root / "pyproject.toml"), load_table()
     if not options.install:
         return ready_or_refuse(venv, lists.needed(extras))
-    host, started = read_host(), time.time()
+    host, started = read_host(), monotonic()
     choice = choose_build(host, table, options.torch_build)  # before the folder is made: the name may be wrong
     with locked(venv.root, say) as lock:
         if venv.stamp(extras):  # made by the start that was waited for
@@ -262,7 +262,7 @@ def prepare(venv, options, extras):
         venv.write_stamp(
             Stamp(fingerprint(venv.root), venv.seal(), extras, choice.build.name, options.torch_build, filled.torch)
         )
-    say("the environment is ready: torch %s, %.0f s" % (filled.torch, time.time() - started))
+    say("the environment is ready: torch %s, %.0f s" % (filled.torch, monotonic() - started))
     return str(venv.python)
 
 

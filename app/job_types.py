@@ -97,8 +97,10 @@ class Job:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time from start to end."""
-        return None if self.started is None or self.ended is None else self.ended - self.started
+        """Wall time from start to end; None also where the clock was set back meanwhile."""
+        if self.started is None or self.ended is None or self.ended < self.started:
+            return None
+        return self.ended - self.started
 
 
 @dataclass(frozen=True)

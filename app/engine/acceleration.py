@@ -19,6 +19,7 @@ from typing import Any
 import accel
 from accel import threads
 from accel.backends import reference
+from accel.cache import prune
 from accel.finite import engaged_backends
 from accel.plan import ANY_MODEL
 from accel.readouts import ranking, store
@@ -142,15 +143,9 @@ def traits(folder: Path, width: int, height: int, frames: int, cache: Path | Non
             partial = kept.with_name(f"{kept.name}.{os.getpid()}.partial")
             partial.write_text(json.dumps(found.to_dict()), encoding="utf-8")
             os.replace(partial, kept)
-            _prune(kept.parent)
+            # A person who tries many sizes leaves a description for each.
+            prune(kept.parent.glob("traits-*.json"), TRAITS_KEPT - 1, kept)
     return found
-
-
-def _prune(cache: Path) -> None:
-    """Forget the oldest descriptions: a person who tries many sizes leaves one for each."""
-    kept = sorted(cache.glob("traits-*.json"), key=lambda path: path.stat().st_mtime)
-    for old in kept[:-TRAITS_KEPT]:
-        old.unlink(missing_ok=True)
 
 
 def as_shipped(family: Family, home: Home) -> ModelTraits:

@@ -29,6 +29,7 @@ from app.queue.migrate import open_database
 _log = logging.getLogger("kinetile.jobs")
 
 MEASURED_KEPT = 2000
+_NEXT_TURN = "(SELECT COALESCE(MAX(turn), 0) + 1 FROM jobs)"
 
 
 class JobQueue:
@@ -137,7 +138,7 @@ class JobQueue:
         values = (*states, *words)
         with self._lock:
             total = self._rows(f"SELECT COUNT(*) FROM jobs WHERE {where}", values)[0][0]
-            found = self._select(f"{where} ORDER BY ended DESC, id DESC LIMIT ? OFFSET ?", (*values, limit, offset))
+            found = self._select(f"{where} ORDER BY turn DESC LIMIT ? OFFSET ?", (*values, limit, offset))
         return History(found, total)
 
     def known(self, keys: Collection[str]) -> dict[str, Job]:
@@ -189,16 +190,19 @@ class JobQueue:
             found = [identity for identity in ids if self._one(identity).state == "queued"]
             now = time.time()
             base.executemany(
-                "UPDATE jobs SET state = 'cancelled', error = ?, ended = ? WHERE id = ?",
+                f"UPDATE jobs SET state = 'cancelled', error = ?, ended = ?, turn = {_NEXT_TURN} WHERE id = ?",
                 [(to_json(error), now, identity) for identity in found],
             )
         return self.get(found)
 
-    def purge(self, before: float) -> tuple[Job, ...]:
-        """Forget for good what was removed before that time; returns the jobs, whose files are now nobody's."""
+    def purge(self, before: float, without: Collection[str] = ()) -> tuple[Job, ...]:
+        """Forget for good what was removed before that time, but not the removals with these tokens; returns the jobs,
+        whose files are now nobody's.
+        """
+        where = f"deleted < ? AND removal NOT IN ({', '.join('?' for _ in without)})"
         with self._writing() as base:
-            gone = self._select("deleted < ?", (before,))
-            base.execute("DELETE FROM jobs WHERE deleted < ?", (before,))
+            gone = self._select(where, (before, *without))
+            base.execute(f"DELETE FROM jobs WHERE {where}", (before, *without))
         return gone
 
     def measure(self, one: Measured) -> None:
@@ -283,7 +287,7 @@ class JobQueue:
         with self._writing() as base:
             self._require(identity, ("running",), "ended")
             base.execute(
-                "UPDATE jobs SET state = ?, result = ?, error = ?, ended = ? WHERE id = ?",
+                f"UPDATE jobs SET state = ?, result = ?, error = ?, ended = ?, turn = {_NEXT_TURN} WHERE id = ?",
                 (state, result and to_json(result), error and to_json(error), time.time(), identity),
             )
             job = self._one(identity)

@@ -7,6 +7,7 @@ database had been told; any other that was running has crashed. A poster without
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,12 +60,11 @@ def _made(job: Job) -> JobResult | None:
 
 
 def _candidates(job: Job) -> Iterator[Path]:
-    """Clips under a name that the job may have got, not older than its start."""
+    """Clips under a name that the job may have got. Their times say nothing: a clock may have been set back."""
     for stem in (outputs.safe_stem(job.spec.stem), outputs.FALLBACK_STEM):
-        for path in sorted(job.spec.folder.glob(f"{_literal(stem)}*.mp4")):
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime >= (job.started or 0) - 5:
-                    yield path
+        numbered = re.compile(f"{re.escape(stem)}(-[0-9]+)?")
+        found = job.spec.folder.glob(f"{_literal(stem)}*.mp4")
+        yield from sorted(path for path in found if numbered.fullmatch(path.stem))
 
 
 def _result(path: Path, metadata: dict[str, object]) -> JobResult:

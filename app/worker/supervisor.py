@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SAVING_SECONDS = 60.0
 """A worker that is alone ends within a step, and within this long where it is saving a finished clip."""
 _LINES_KEPT = 60
+_SAME_SECONDS = 0.05
+"""Starts of one process, read twice, differ by less."""
 
 # Windows has no signals: the exit codes of what would be one elsewhere.
 _WINDOWS_DEATHS = {
@@ -241,7 +243,7 @@ def end_leftover(pid: int, created: float, patience: float) -> None:
     """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        if abs(process.create_time() - created) > 1:
+        if abs(created_at(pid) - created) > _SAME_SECONDS:
             return
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(patience)
@@ -253,9 +255,12 @@ def end_leftover(pid: int, created: float, patience: float) -> None:
 
 
 def created_at(pid: int) -> float:
-    """When a process was started, in seconds since 1970; with its number it names one process for good."""
+    """When a process was started; with its number it names one process for good. In seconds since 1970, or since the
+    boot on Linux, which knows only that, and would give another answer once the clock was set.
+    """
     try:
-        return float(psutil.Process(pid).create_time())
+        created = float(psutil.Process(pid).create_time())
+        return created - psutil.boot_time() if sys.platform == "linux" else created
     except psutil.Error:
         return 0.0
 

@@ -57,6 +57,15 @@ def test_a_folder_that_can_not_be_written_costs_only_the_memory(tmp_path: Path) 
     assert "could not be kept" in found.problems[0]
 
 
+def test_a_new_record_stays_although_the_clock_was_set_back(tmp_path: Path) -> None:
+    for number in range(cache.KEPT + 1):
+        cache.save(f"{number:02}", {"fp32": {"ok": True, "reason": "fine"}}, tmp_path)
+        os.utime(tmp_path / f"{number:02}.json", (4e9 + number, 4e9 + number))
+    cache.save("new", {"fp32": {"ok": True, "reason": "fine"}}, tmp_path)
+    assert cache.load("new", tmp_path)
+    assert len(list(tmp_path.glob("*"))) == cache.KEPT
+
+
 def test_old_records_go(tmp_path: Path) -> None:
     for number in range(cache.KEPT + 3):
         assert cache.save(f"{number:02}", {"fp32": {"ok": True, "reason": "fine"}}, tmp_path) == ""

@@ -186,7 +186,7 @@ def test_history_is_searched_by_words_in_any_case_and_paged(queue: JobQueue) -> 
 def test_ten_thousand_clips_stay_quick_to_page(queue: JobQueue) -> None:
     (first,) = finished(queue)
     with queue._writing() as base:
-        columns = "state, held, place, batch, key, words, spec, result, submitted, started, ended"
+        columns = "state, held, place, batch, key, words, spec, result, submitted, started, ended, turn"
         base.executemany(
             f"INSERT INTO jobs (uid, {columns}) SELECT ?, {columns} FROM jobs WHERE id = ?",
             [(f"uid{i}", first) for i in range(10_000)],
@@ -195,10 +195,9 @@ def test_ten_thousand_clips_stay_quick_to_page(queue: JobQueue) -> None:
     assert queue.history("red", offset=9_000, limit=50).total == 10_001
     print(f"one page of 10,001 clips, searched: {time.process_time() - begun:.4f} s of CPU")
     plan = queue._base.execute(
-        "EXPLAIN QUERY PLAN SELECT id FROM jobs WHERE ended IS NOT NULL AND deleted IS NULL "
-        "ORDER BY ended DESC, id DESC"
+        "EXPLAIN QUERY PLAN SELECT id FROM jobs WHERE ended IS NOT NULL AND deleted IS NULL ORDER BY turn DESC"
     ).fetchall()
-    assert any("jobs_ended" in str(row) for row in plan), plan
+    assert any("jobs_turn" in str(row) for row in plan), plan
     assert not any("TEMP B-TREE" in str(row) for row in plan), plan
 
 

@@ -51,9 +51,9 @@ def fill(desk: Desk, count: int) -> None:
     result = to_json(JobResult(desk.home.outputs / "x.mp4", desk.home.outputs / "x.png", {}, {}, {}))
     base = desk.queue._base
     base.executemany(
-        "INSERT INTO jobs (uid, state, place, batch, key, words, spec, result, submitted, ended) "
-        "VALUES (?, 'done', ?, '', '', ?, ?, ?, ?, ?)",
-        [(f"u{n}", n, f"a red ball rolls {n}", to_json(one), result, n, n) for n in range(count)],
+        "INSERT INTO jobs (uid, state, place, batch, key, words, spec, result, submitted, ended, turn) "
+        "VALUES (?, 'done', ?, '', '', ?, ?, ?, ?, ?, ?)",
+        [(f"u{n}", n, f"a red ball rolls {n}", to_json(one), result, n, n, n) for n in range(count)],
     )
     base.commit()
 
