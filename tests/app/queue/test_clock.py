@@ -82,7 +82,7 @@ def test_a_leftover_worker_is_known_after_the_clock_was_set(monkeypatch: pytest.
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as worker:
         created = created_at(worker.pid)
         booted = psutil.boot_time()
-        monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted + 9 * DAY)  # type: ignore[attr-defined]
+        monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted + 9 * DAY)
         end_leftover(worker.pid, created, 0.1)
         gone = not psutil.pid_exists(worker.pid)
         worker.kill()
