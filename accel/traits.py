@@ -25,10 +25,6 @@ DTYPES: dict[StageName, tuple[str, ...]] = {
     "vae": ("float32", "bfloat16", "float16"),
 }
 
-MASKED = ("LTX", "HunyuanVideo")
-"""Families whose attention calls carry a mask (LTX's text, HunyuanVideo's joint sequence), by the start of the class
-name."""
-
 TEXT_TOKENS = 512
 """Length that video pipelines pad prompts to unless their tokenizer has a smaller limit (Wan, LTX: 512 and 128 by
 default)."""
@@ -86,7 +82,6 @@ def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
         tokens=text if stage == "text_encoder" else video,
         kv_tokens=text if stage == "text_encoder" else video,
         attention_calls=calls,
-        masked=type(module).__name__.startswith(MASKED),
         self_attention=_self_attention(module) if denoises else 0,
         reachable=denoises and not reach,
         reach=reach,

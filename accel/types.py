@@ -17,8 +17,6 @@ Kind = Literal["attention", "linear", "vae", "cache"]
 StageName = Literal["text_encoder", "transformer", "vae"]
 GpuVendor = Literal["nvidia", "amd", "apple"]
 
-STAGES: tuple[StageName, ...] = ("text_encoder", "transformer", "vae")
-
 
 class AsData:
     """JSON in and out for a frozen dataclass."""
@@ -236,7 +234,6 @@ class StageTraits(AsData):
     kv_tokens: int = 0
     attention_calls: int = 0
     self_attention: int = 0
-    masked: bool = False
     reachable: bool = False
     reach: str = ""
     linears: tuple[LinearShape, ...] = ()

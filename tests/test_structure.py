@@ -17,6 +17,13 @@ FILES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 Imports = dict[str, set[str]]
+NOT_CALLED_HERE = {
+    "pre_forward": "accelerate calls it",
+    "run_ranks": "for who has a program of ranks",
+    "read_request": "for who has a clip",
+    "decode_frames": "for who has a clip",
+}
+"""What nothing in the tree calls by name, and who does."""
 
 
 def imports(name: str, tree: ast.Module, is_package: bool, known: Mapping[str, object], inside: bool) -> Iterator[str]:
@@ -97,6 +104,47 @@ def test_no_module_level_imports_go_in_circles(trees: Mapping[str, ast.Module]) 
 def test_no_rooms_go_in_circles(trees: Mapping[str, ast.Module]) -> None:
     """Imports inside functions and for types count too. A program that nothing imports can't close a circle."""
     assert circle(rooms(graph(trees, inside=True))) == []
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Functions, classes, methods, and the module's own constants; Python itself calls what begins with two lines."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("__")}
+
+
+def used(tree: ast.Module) -> Iterator[str]:
+    """Every name that is read, as itself, as an attribute, or as a string that is nothing else; exports don't count."""
+    exports = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    exported = {id(part) for node in exports for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in exported:
+            yield node.value
+
+
+def test_nothing_is_defined_that_nothing_uses(trees: Mapping[str, ast.Module]) -> None:
+    everywhere = [*trees.values(), ast.parse((ROOT / "launch.py").read_text(encoding="utf-8"))]
+    uses = {name for tree in everywhere for name in used(tree)}
+    unused = {name for tree in trees.values() for name in defined(tree)} - uses
+    assert unused == set(NOT_CALLED_HERE)
+
+
+def test_the_readers_above_see_what_is_defined_and_used() -> None:
+    tree = ast.parse(
+        "__all__ = ['A']\nA: int = 1\nB = C = 2\n"
+        "class D:\n    def e(self): return self.f(B)\n    def __enter__(self): ...\nasync def g(h): call('i')"
+    )
+    assert defined(tree) == {"A", "B", "C", "D", "e", "g"}
+    assert set(used(tree)) == {"int", "self", "f", "B", "call", "i"}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -44,7 +44,7 @@ GREETING_BYTES = 1024
 CALLS = (
     "submit", "want", "get", "snapshot", "move", "hold", "remove", "undo", "duplicate", "retry", "cancel", "history",
     "known", "plan", "estimate", "doctor", "accelerators", "readouts", "measure", "measuring",
-    "stop_measuring", "fetch", "fetching", "stop_fetching", "preferences", "set_preferences", "unload",
+    "stop_measuring", "fetch", "fetching", "stop_fetching", "preferences", "set_preferences",
 )  # fmt: skip
 _SLOW = ("plan", "estimate", "doctor", "accelerators", "readouts", "set_preferences")
 
@@ -266,9 +266,6 @@ class RemoteService(Service):
 
     def set_preferences(self, preferences: AccelPreferences) -> None:
         self._call("set_preferences", preferences=preferences)
-
-    def unload(self) -> None:
-        self._call("unload")
 
     def _call(self, call: str, **arguments: Any) -> Any:
         hints = _hints(call)

@@ -21,9 +21,6 @@ from app.worker.wire import Message
 
 TICK_SECONDS = 0.2
 
-Turn = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""`Dispatcher.turn`."""
-
 
 class Measurer:
     """turn: while entered, the worker makes no clip. patience: seconds that a stop may take, and to start a worker.

@@ -67,7 +67,7 @@ class LocalService(Service):
         self._waiting: tuple[int, tuple[Job, ...]] = (-1, ())
         self._purged = float("-inf")
         self._removed: dict[str, float] = {}
-        self.recovered = recover(self._queue)
+        recover(self._queue)
         self._keeper = Keeper(home, launch, warm)
         self._keeper.on_started = self._note_worker
         self._dispatcher = self._dispatching(None if all_batches else set(), previews)
@@ -231,10 +231,6 @@ class LocalService(Service):
         self.plan(family_for(asked.model).normalise(asked).request)
         self._queue.set_fact("accelerators", preferences.model_dump())
         self._news.tell(Event("queue"))
-
-    def unload(self) -> None:
-        self._keeper.send({"do": "unload"})
-        self._keeper.loaded = ""
 
     # -- inside --
 

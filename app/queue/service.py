@@ -292,10 +292,6 @@ class Service(ABC):
         UsageError or CannotRunError for what can't be, and keeps nothing then.
         """
 
-    @abstractmethod
-    def unload(self) -> None:
-        """Free the model's memory once no job runs; the next job loads it again."""
-
 
 def with_preferences(request: GenerationRequest, preferences: AccelPreferences) -> GenerationRequest:
     """`request` with the stored preferences wherever it says "auto" itself."""

@@ -4,7 +4,7 @@ It is started by `supervisor` and speaks `wire` over its standard input and outp
 goes to the error stream instead. One thread makes clips, one answers questions meanwhile, one reads, one gives signs of
 life. When the process that started it is gone, it stops within a step and ends.
 
-    in    generate (job, spec, previews, expected), cancel, unload, warm, quit; measure (id, number, ask);
+    in    generate (job, spec, previews, expected), cancel, warm, quit; measure (id, number, ask);
           plan, doctor, accelerators, readouts (id, ...)
     out   hello, alive, progress, done, failed, cancelled, measuring, answer
 """
@@ -124,7 +124,7 @@ class Serving:
                         break
                     case "cancel":
                         self._cancelled.add(message["job"])
-                    case "generate" | "measure" | "unload" | "warm":
+                    case "generate" | "measure" | "warm":
                         self._work.put(message)
                     case _:
                         self._asked.put(message)
@@ -147,9 +147,6 @@ class Serving:
                 self._generate(engine, message)
             case "measure":
                 self._measure(engine, message)
-            case "unload":
-                engine.close()
-                trim()
             case "warm":
                 questions.warm()
 

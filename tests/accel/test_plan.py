@@ -7,7 +7,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
 from accel.plan import ANY_MODEL, make_plan
 from accel.readouts.ranking import Rank, Readouts
-from accel.types import STAGES, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageTraits
+from accel.types import Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageName, StageTraits
 from tests.accel.recorded import NAMES, engaged, machine, model, refusals
 
 LONG, SHORT = 7800, 704
@@ -144,12 +144,11 @@ def models(draw: st.DrawFn) -> ModelTraits:
             tokens=draw(st.integers(0, 200_000)),
             kv_tokens=draw(st.integers(0, 200_000)),
             attention_calls=draw(st.integers(0, 80)),
-            masked=draw(st.booleans()),
             reachable=draw(st.booleans()),
             linears=tuple(draw(SHAPES)),
             conv3d=draw(st.integers(0, 60)),
         )
-        for stage in draw(st.lists(st.sampled_from(STAGES), unique=True))
+        for stage in draw(st.lists(st.sampled_from(get_args(StageName)), unique=True))
     ]
     return ModelTraits("Family", "Pipeline", tuple(stages))
 

@@ -32,7 +32,7 @@ def test_a_clip_that_is_there_is_never_written_down_as_failed(home: Home, monkey
     assert tried.wait(60)
     service.stop()
     again = service_in_thread(home, StandIn)
-    assert [(one.id, one.state) for one in again.recovered] == [(job.id, "done")]
+    assert [one.state for one in again.get([job.id])] == ["done"]
     again.stop()
 
 

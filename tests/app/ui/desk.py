@@ -196,9 +196,6 @@ class Desk(Service):
         self.version += 1
         self._preferences = preferences
 
-    def unload(self) -> None:
-        pass
-
 
 def _off(exact: bool) -> str:
     return "nothing faster was measured with it here" if exact else "approximate, so it is only used when chosen"

@@ -140,7 +140,6 @@ def test_what_a_library_prints_is_no_message(home: Home) -> None:
     """
     worker = ProcessWorker(home, (sys.executable, "-c", script))
     assert worker.channel.receive()[0]["say"] == "hello"
-    worker.channel.send({"do": "unload"})
     worker.channel.send({"do": "quit"})
     assert worker.wait(30)
     with pytest.raises(Closed):
