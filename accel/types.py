@@ -17,6 +17,8 @@ Kind = Literal["attention", "linear", "vae", "cache"]
 StageName = Literal["text_encoder", "transformer", "vae"]
 GpuVendor = Literal["nvidia", "amd", "apple"]
 
+STAGES: tuple[StageName, ...] = ("text_encoder", "transformer", "vae")
+
 
 class AsData:
     """JSON in and out for a frozen dataclass."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from accel import magnitudes
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
 
-def with_lora(seed: int, strength: float) -> torch.nn.Module:
+def with_lora(seed: int, strength: float) -> Any:
     """The same layers each time, with a LoRA that follows from the seed."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))

@@ -7,7 +7,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from accel.backends import REGISTRY, backend
 from accel.errors import PlanError
 from accel.plan import ANY_MODEL, make_plan
 from accel.readouts.ranking import Rank, Readouts
-from accel.types import Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageName, StageTraits
+from accel.types import STAGES, Kind, LinearShape, Machine, ModelTraits, Plan, Preferences, StageTraits
 from tests.accel.recorded import NAMES, engaged, machine, model, refusals
 
 LONG, SHORT = 7800, 704
@@ -148,7 +148,7 @@ def models(draw: st.DrawFn) -> ModelTraits:
             linears=tuple(draw(SHAPES)),
             conv3d=draw(st.integers(0, 60)),
         )
-        for stage in draw(st.lists(st.sampled_from(get_args(StageName)), unique=True))
+        for stage in draw(st.lists(st.sampled_from(STAGES), unique=True))
     ]
     return ModelTraits("Family", "Pipeline", tuple(stages))
 
