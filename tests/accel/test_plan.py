@@ -331,7 +331,7 @@ def test_what_any_model_is_refused_no_model_gets(
     try:
         make_plan(found, ANY_MODEL, Preferences(**dict(wishes)))
     except PlanError:
-        refusals(found, model(), **dict(wishes))
+        refusals(found, None, **dict(wishes))
 
 
 # -- readouts --
