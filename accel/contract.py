@@ -35,6 +35,7 @@ class Backend(Protocol):
     `auto` takes them only where readouts found them faster and this very model's clips alike.
     dtypes: dtypes the stage must run in for this backend to serve it.
     devices: torch device types it serves ("cpu", "cuda", "mps").
+    runs_on: the machines that can run it, for a person. comes_with: what brings it and how to get that.
     reference: the stock path, which serves everything. Exactly one per kind.
     """
 
@@ -45,6 +46,8 @@ class Backend(Protocol):
     reference: bool
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
+    runs_on: str
+    comes_with: str
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         """Sentences why this backend can't serve `traits` on `machine`, each with what to do; empty when it can."""
@@ -90,7 +93,8 @@ def attend(call: AttentionCall) -> torch.Tensor:
 
 
 class AttentionBackend(Backend, Protocol):
-    """`second`, where a backend has it, is asked for a refused call before the reference is."""
+    """May have beside: `second`, the backend that is asked for a refused call before the reference is; `head_sizes`,
+    the only ones it serves."""
 
     def run(self, call: AttentionCall) -> torch.Tensor:
         """The output, (batch, tokens, heads, value_dim), contiguous, in the query's dtype. Raises Refused."""
@@ -123,7 +127,9 @@ class QuantisedMatrix(PackedMatrix, Protocol):
 
 
 class LinearBackend(Backend, Protocol):
-    """`why_not_name(name)`, where a backend has it, says why the linear of that path stays as it is."""
+    """May have beside: `why_not_name(name)`, which says why the linear of that path stays as it is; `one_byte`, True
+    where a weight takes a byte; `own_test`, the probe's run that times the packed linear beside the plain one
+    (`linear_packed_ms`, `linear_plain_ms`)."""
 
     blocks_only: bool  # serve the repeated blocks alone, not the small and sensitive linears around them
 

@@ -364,13 +364,9 @@ def _mps_pays(machine: Machine) -> bool:
     return bool(on_gpu and on_core and on_gpu * machine.cores.usable < on_core * 8)
 
 
-OWN_TEST = {"onednn_bf16": "packed_bf16", "sgl_amx_bf16": "sgl_kernel.weight_packed_linear"}
-"""Packed linears and the small run that times each beside the plain one."""
-
-
 def _own_test(machine: Machine, item: Backend) -> tuple[float, float] | None:
     """Milliseconds of the packed and of the plain linear in the machine's own test."""
-    task = OWN_TEST.get(item.name, "")
+    task = getattr(item, "own_test", "")
     packed, plain = machine.figure(task, "linear_packed_ms"), machine.figure(task, "linear_plain_ms")
     return (packed, plain) if packed and plain else None
 

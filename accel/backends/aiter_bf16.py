@@ -27,6 +27,8 @@ class AiterBf16:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cuda",)
+    runs_on = aiter_ops.runs_on(CHIPS)
+    comes_with = aiter_ops.COMES_WITH
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         reasons = aiter_ops.why_not_aiter(machine, CHIPS, FUNCTION)

@@ -91,6 +91,8 @@ class AiterMla:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cuda",)
+    runs_on = aiter_ops.runs_on(("gfx950",))
+    comes_with = aiter_ops.COMES_WITH
     second = AiterBf16()
     head_sizes = (aiter_ops.HEAD_SIZE,)
     heads_in = HEADS

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiter"
 CHIPS = {"gfx942": "MI300X, MI325X", "gfx950": "MI350X, MI355X"}
+COMES_WITH = advice.AITER
 HEAD_SIZE = 128
 FEWEST_KEYS = 1024
 """Taken over from an H200 (`fa3_fp8`); not measured on an MI355X, whose memory and products are both faster."""
@@ -36,9 +37,8 @@ def why_not_aiter(machine: Machine, chips: tuple[str, ...], function: str) -> li
     failed."""
     found = [gpu.arch.split(":")[0] for gpu in machine.usable_gpus()]
     if not set(found) & set(chips):
-        wanted = " and ".join(f"{chip} ({CHIPS[chip]})" for chip in chips)
         there = f"found {', '.join(found)}" if found else "found no GPU that can be used"
-        return [f"aiter's {function} runs on {wanted}, {there}"]
+        return [f"aiter's {function} runs on {runs_on(chips)}, {there}"]
     package = machine.packages.get(PACKAGE)
     if package is None or not package.installed:
         return [f"aiter is not installed; {advice.AITER}"]
@@ -48,6 +48,11 @@ def why_not_aiter(machine: Machine, chips: tuple[str, ...], function: str) -> li
         return [f"{package.distribution} {package.version} has no {function}; a newer release has"]
     unproved = machine.why_unproved(f"aiter.{function}")
     return [unproved] if unproved else []
+
+
+def runs_on(chips: tuple[str, ...]) -> str:
+    """These chips with the names of the cards that have them."""
+    return " and ".join(f"{chip} ({CHIPS[chip]})" for chip in chips)
 
 
 def chip(device: Any) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.sgl import operator, why_not_sgl
+from accel.backends.sgl import COMES_WITH, RUNS_ON, operator, why_not_sgl
 from accel.contract import AMX_LOCK, AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -41,6 +41,9 @@ class AmxAttention:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cpu",)
+    runs_on = RUNS_ON
+    comes_with = COMES_WITH
+    head_sizes = HEAD_SIZES
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         reasons = why_not_sgl(machine, (OPERATOR,), f"sgl_kernel.{OPERATOR}")

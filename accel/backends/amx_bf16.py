@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.sgl import operator, why_not_sgl
+from accel.backends.sgl import COMES_WITH, RUNS_ON, operator, why_not_sgl
 from accel.contract import AMX_LOCK, PackedMatrix, widened
 from accel.types import Kind, Machine, StageTraits
 
@@ -63,7 +63,10 @@ class AmxBf16:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cpu",)
+    runs_on = RUNS_ON
+    comes_with = COMES_WITH
     blocks_only = False
+    own_test = f"sgl_kernel.{OPERATORS[1]}"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         return why_not_sgl(machine, OPERATORS, f"sgl_kernel.{OPERATORS[1]}")

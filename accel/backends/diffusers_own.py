@@ -25,18 +25,19 @@ NO_KERNEL = "No available kernel"
 
 @dataclass(eq=False)
 class DiffusersOwn:
-    """`own` is diffusers' name for it, `package` and `wanted` what must be installed, if anything."""
+    """`own` is diffusers' name for it, `package` what must be installed beside PyTorch, if anything."""
 
     name: str
     title: str
     own: str
     package: str
-    wanted: str
+    comes_with: str
     exact: bool
     kind: Kind = "attention"
     reference: bool = False
     dtypes: tuple[str, ...] = ("bfloat16", "float16")
     devices: tuple[str, ...] = ("cuda",)
+    runs_on: str = "NVIDIA GPUs of compute capability 8.0 and newer"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         found = [gpu.arch for gpu in machine.usable_gpus()]
@@ -45,7 +46,7 @@ class DiffusersOwn:
             return [f"{self.title} runs on NVIDIA GPUs of compute capability 8.0 or newer, {there}"]
         package = machine.packages.get(self.package)
         if self.package and (package is None or not package.installed):
-            return [f"{self.package} is not installed: `pip install {self.wanted}`"]
+            return [f"{self.package} is not installed: {self.comes_with}"]
         if package is not None and not package.importable:
             return [package.reason]
         unproved = machine.why_unproved(f"diffusers.{self.name}")
@@ -76,6 +77,8 @@ def why_not_call(call: AttentionCall, dtypes: tuple[str, ...]) -> str:
     return why_not_form(call, dtypes) or why_not_head(query.shape[3])
 
 
-CUDNN = DiffusersOwn("cudnn", "cuDNN attention", "_native_cudnn", "", "", exact=True)
-FLASH = DiffusersOwn("flash", "FlashAttention-2", "flash", "flash_attn", "flash-attn", exact=True)
-SAGE = DiffusersOwn("sage", "SageAttention (approximate)", "sage", "sageattention", "sageattention", exact=False)
+CUDNN = DiffusersOwn("cudnn", "cuDNN attention", "_native_cudnn", "", "PyTorch", exact=True)
+FLASH = DiffusersOwn("flash", "FlashAttention-2", "flash", "flash_attn", "`pip install flash-attn`", exact=True)
+SAGE = DiffusersOwn(
+    "sage", "SageAttention (approximate)", "sage", "sageattention", "`pip install sageattention`", exact=False
+)

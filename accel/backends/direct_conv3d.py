@@ -32,6 +32,8 @@ class DirectConv3d:
     reference = False
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
+    runs_on = "CPUs"
+    comes_with = "PyTorch"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         unproved = machine.why_unproved("conv3d")

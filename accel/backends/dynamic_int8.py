@@ -65,7 +65,10 @@ class DynamicInt8:
     reference = False
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
+    runs_on = "x86 CPUs"
+    comes_with = "PyTorch"
     blocks_only = True
+    one_byte = True
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         unproved = machine.why_unproved("int8")

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.backends.flash_ops import attend, dense, scale_of, why_not_call, why_not_flash, why_not_stage
+from accel.backends.flash_ops import (
+    COMES_WITH,
+    RUNS_ON,
+    attend,
+    dense,
+    scale_of,
+    why_not_call,
+    why_not_flash,
+    why_not_stage,
+)
 from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
 
@@ -24,6 +33,8 @@ class Fa3:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cuda",)
+    runs_on = RUNS_ON
+    comes_with = COMES_WITH
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         return [*why_not_flash(machine, "sgl_kernel.fa3"), *why_not_stage(traits)]

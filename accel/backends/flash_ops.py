@@ -20,6 +20,8 @@ from accel.types import Machine, StageTraits
 
 PACKAGE, LIBRARY, OPERATOR = "sgl_kernel", "flash_ops*", "fwd"
 ARCH = "sm_90"
+RUNS_ON = "Hopper GPUs (H100, H200, GH200)"
+COMES_WITH = advice.SGL_HOPPER
 HEAD_SIZES = (64, 128)
 """Head sizes that were compared with float64 on an H200."""
 

@@ -81,7 +81,10 @@ class Fp8Linear:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cuda",)
+    runs_on = "NVIDIA GPUs of compute capability 8.9 and newer; gfx942 and gfx950"
+    comes_with = "PyTorch and Triton"
     blocks_only = True
+    one_byte = True
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         found = [gpu.arch for gpu in machine.usable_gpus()]

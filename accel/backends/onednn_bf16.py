@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 INNER = 32
+RUNS_ON = "CPUs with AVX512_BF16 or AMX (Zen 4, Sapphire Rapids and newer)"
 
 
 class OneDnnMatrix:
@@ -46,7 +47,10 @@ class OneDnnBf16:
     reference = False
     dtypes: tuple[str, ...] = ("bfloat16",)
     devices: tuple[str, ...] = ("cpu",)
+    runs_on = RUNS_ON
+    comes_with = "PyTorch"
     blocks_only = False
+    own_test = "packed_bf16"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         unproved = machine.why_unproved("packed_bf16")

@@ -22,6 +22,8 @@ class Sdpa:
     reference = True
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+    runs_on = "any machine"
+    comes_with = "PyTorch"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         return []

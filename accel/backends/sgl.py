@@ -14,6 +14,8 @@ from accel.contract import Refused
 from accel.types import Machine
 
 MODULES = ("sgl_kernel", "sgl_kernel_cpu")
+RUNS_ON = "Xeons with AMX (Sapphire Rapids and newer)"
+COMES_WITH = advice.SGL_CPU
 
 
 def why_not_sgl(machine: Machine, operators: tuple[str, ...], proof: str) -> list[str]:

@@ -14,6 +14,8 @@ class StockLinear:
     reference = True
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+    runs_on = "any machine"
+    comes_with = "PyTorch"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         return []
@@ -27,6 +29,8 @@ class StockVae:
     reference = True
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+    runs_on = "any machine"
+    comes_with = "PyTorch"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         return []

@@ -57,12 +57,15 @@ class TorchaoWeights:
     reference: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     devices: tuple[str, ...] = ("cpu", "cuda")
+    runs_on: str = "CPUs and GPUs"
+    comes_with: str = f"`pip install '{WANTED}'`"
     blocks_only: bool = True
+    one_byte: bool = True
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         package = machine.packages.get("torchao")
         if package is None or not package.installed:
-            return [f"torchao is not installed: `pip install '{WANTED}'`"]
+            return [f"torchao is not installed: {self.comes_with}"]
         return [] if package.importable else [package.reason]
 
     def why_not_weight(self, out_features: int, in_features: int, dtype: str) -> str:

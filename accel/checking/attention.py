@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from accel.backends.amx_attention import HEAD_SIZES
 from accel.checking.line import Line, line_for, random, relative
 from accel.contract import AttentionCall, attend
 from accel.ops import ATTENTION, AttentionSlot, attention
@@ -20,7 +19,7 @@ CROSS_TOKENS = 77
 def attention_lines(backend: Any, tokens: Sequence[int], heads: Sequence[int]) -> Iterator[Line]:
     for name in backend.dtypes:
         dtype = getattr(torch, name)
-        supported = [size for size in heads if backend.reference or size in HEAD_SIZES]
+        supported = [size for size in heads if size in getattr(backend, "head_sizes", heads)]
         unsupported = [size for size in heads if size not in supported]
         yield _attend_line(backend, dtype, "self attention", supported, tokens, None)
         yield _attend_line(backend, dtype, "cross attention", supported, tokens, CROSS_TOKENS)
@@ -104,15 +103,15 @@ def _masked_line(backend: Any, dtype: torch.dtype) -> Line:
     hiding = torch.where(row, 0.0, -10000.0).to(dtype)
     triangle = torch.ones(s, s, dtype=torch.bool).tril().expand(b, 1, s, s)
     masks = {
-        "a row per item": (row, None),
-        "keys hidden": (row[:, None, None], None),
-        "keys at -10000": (hiding[:, None, None].expand(b, h, 1, s), None),
-        "a mask per query": (triangle, False),
-        "weights": (random(b, 1, 1, s, dtype=dtype, seed=4), False),
+        "a row per item": row,
+        "keys hidden": row[:, None, None],
+        "keys at -10000": hiding[:, None, None].expand(b, h, 1, s),
+        "a mask per query": triangle,
+        "weights": random(b, 1, 1, s, dtype=dtype, seed=4),
     }
-    for name, (mask, serve) in masks.items():
+    for name, mask in masks.items():
         call = AttentionCall(q, k, v, mask)
-        _run(backend, line, name, call, _exact(call), True if backend.reference else serve)
+        _run(backend, line, name, call, _exact(call), True if backend.reference else None)
     for tokens in (s, 1100):
         q, k, v = (random(b, tokens, h, d, dtype=dtype, seed=seed) for seed in (1, 2, 3))
         causal = AttentionCall(q, k, v, causal=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from accel import caches
+from accel.backends import backends
 from accel.types import ModelTraits, StageName, StageTraits
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -39,9 +40,6 @@ CogVideoX, 512 in LTX): those with larger ones need more than is reckoned here."
 
 TILE_FRAMES = 16
 """Frames of a tile where a VAE tiles time too."""
-
-ONE_BYTE = ("fp8", "dynamic_int8", "sgl_amx_int8", "torchao_int8", "torchao_fp8")
-"""Linear backends that keep a number in a byte."""
 
 FEWEST_BLOCKS = 2
 """Blocks on the device while blocks are moved: one works while the next arrives."""
@@ -104,11 +102,12 @@ def needs(
     maps = (STOCK_DECODER_MAPS if vae == "stock" and on_cpu else DECODER_MAPS) * widths["vae"]
     frames = traits.width * traits.height * traits.frames * 3 * 4 * OUTPUT_COPIES
     activations["vae"] = _decoding(traits, decoder, maps)
+    one_byte = {item.name for item in backends("linear") if getattr(item, "one_byte", False)}
     blocks: dict[str, int] = {stage.stage: stage.blocks for stage in traits.stages}
     packed: dict[str, float] = {
         stage.stage: _packed(stage, widths[stage.stage])
         for stage in traits.stages
-        if (linears or {}).get(stage.stage) in ONE_BYTE
+        if (linears or {}).get(stage.stage) in one_byte
     }
     return Needs(weights, activations, _decoding(traits, decoder, maps, tiled=True), frames, blocks, packed)
 

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
-from app.errors import UsageError
+from accel.tables import WrittenTable, lines
 from app.models import all_families
 from app.models.base import Family, Figure, Grid
 from app.video.outputs import size_text
 
-BEGIN = "<!-- models: written by `python -m app.models --write README.md` -->"
-END = "<!-- models: end -->"
-
 _HEADS = ("`model`", "makes clips from", "by default", "what it can make", "licence", "download", "weights")
 
 
-def table() -> str:
+def make(old: Sequence[str] = ()) -> list[str]:
     """The models as a Markdown table, one a line, in the catalogue's order."""
-    rows = [_HEADS, ("---",) * len(_HEADS), *map(_row, all_families())]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def within(text: str) -> str:
-    """`text` with the table between its two marks made anew. Raises UsageError when the marks are not there."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise UsageError(f"The file has no place for the table: add the lines {BEGIN} and {END}.")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return lines(_HEADS, map(_row, all_families()))
 
 
 def _row(family: Family) -> tuple[str, ...]:
@@ -64,17 +51,7 @@ def _bytes(figure: Figure) -> str:
     return "none" if figure.value == 0 else f"{'about ' * (figure.source == 'unverified')}{size_text(figure.value)}"
 
 
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--write"] and len(arguments) == 2:
-        place = Path(arguments[1])
-        place.write_text(within(place.read_text(encoding="utf-8")), encoding="utf-8")
-        return 0
-    if arguments:
-        print("usage: python -m app.models [--write FILE]", file=sys.stderr)
-        return 2
-    print(table())
-    return 0
-
+TABLE = WrittenTable("models", "app.models", make)
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(TABLE.main(sys.argv[1:]))

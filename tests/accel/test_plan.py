@@ -362,6 +362,8 @@ class Wonder:
     reference: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     devices: tuple[str, ...] = ("cpu",)
+    runs_on: str = "any machine"
+    comes_with: str = "PyTorch"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
         return []

@@ -44,12 +44,18 @@ def test_a_wrong_backend_is_found(how: str) -> None:
     assert any(line.faults for line in lines)
 
 
-def test_a_right_backend_that_serves_what_it_should_refuse_is_found() -> None:
-    with torch.inference_mode():
-        lines = list(selfcheck.lines_for(Wrong("nothing"), quick=True))
-    faults = [fault for line in lines for fault in line.faults]
-    assert faults
-    assert all("served" in fault for fault in faults)
+def test_a_right_backend_is_held_to_the_head_sizes_that_it_names_and_to_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def faults() -> list[str]:
+        with torch.inference_mode():
+            return [fault for line in selfcheck.lines_for(Wrong("nothing"), quick=True) for fault in line.faults]
+
+    assert faults() == []
+    monkeypatch.setattr(Wrong, "head_sizes", (32, 64, 128), raising=False)
+    found = faults()
+    assert found
+    assert all("x 40: served" in fault for fault in found)
 
 
 def test_a_machine_with_nothing_says_why_and_passes() -> None:

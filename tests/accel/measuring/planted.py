@@ -22,6 +22,8 @@ class Planted:
     reference: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     devices: tuple[str, ...] = ("cpu",)
+    runs_on: str = "any machine"
+    comes_with: str = "PyTorch"
     title: str = "a planted backend"
 
     def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
