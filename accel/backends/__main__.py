@@ -1,5 +1,5 @@
 """`python -m accel.backends` prints the table of accelerators that stands in the README; `--write README.md` puts it
-there. Its last column, what was measured, is written by hand and kept."""
+there. Its last column, what was measured, is written by hand and kept. PyTorch's own, the references, are left out."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from accel.types import Kind
 
 KINDS: tuple[Kind, ...] = ("attention", "linear", "vae")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-HEADS = ("`--accel`", "what it is", "result", "runs on", "comes with", "what it gave us")
+HEADS = ("`--accel`", "what it is", "result", "runs on", "comes with, or how to get it", "what it gave us")
 NOTHING = "not measured by us"
 
 
 def make(old: Sequence[str] = ()) -> list[str]:
     """The table's lines; what `old` ones say of measurements stays."""
     measured = {row[0]: row[-1] for row in map(cells, old) if len(row) == len(HEADS)}
-    return lines(HEADS, [_row(item, measured) for kind in KINDS for item in backends(kind)])
+    items = [item for kind in KINDS for item in backends(kind) if not item.reference]
+    return lines(HEADS, [_row(item, measured) for item in items])
 
 
 def _row(item: Backend, measured: dict[str, str]) -> tuple[str, ...]:
     name = f"`{item.kind}={item.name}`"
     exact = f"{'exact' if item.exact else 'approximate'}, {', '.join(DTYPES[dtype] for dtype in item.dtypes)}"
     title = item.title.removesuffix(" (approximate)")
-    found = "the reference" if item.reference else measured.get(name, NOTHING)
-    return (name, title, exact, item.runs_on, item.comes_with, found)
+    return (name, title, exact, item.runs_on, item.comes_with, measured.get(name, NOTHING))
 
 
 TABLE = WrittenTable("accelerators", "accel.backends", make)

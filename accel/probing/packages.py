@@ -75,7 +75,7 @@ def _build(name: str, ops: tuple[str, ...]) -> str:
 
 
 def _explain(found: Distribution, torch: Distribution | None, run: Mapping[str, Any] | None) -> str:
-    if run is None:
+    if run is None or str(run["reason"]).startswith("not tried yet"):
         return f"{found.name} {found.version} is installed; whether it imports has not been tried yet"
     reason = str(run["reason"])
     if "undefined symbol" in reason or "DLL load failed" in reason:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from app.errors import UsageError
-from app.models import cogvideox, hunyuan, ltx, mochi, sana, skyreels, sources, starter, wan
+from app.models import (
+    cogvideox,
+    hunyuan,
+    ltx,
+    mochi,
+    sana,
+    skyreels,
+    sources,
+    starter,
+    wan,
+)
 from app.models.base import Family
 from app.models.sources import resolving
 from app.strict_json import short
 from app.validation import closest
 
-_FILES = (starter, wan, ltx, hunyuan, cogvideox, mochi, skyreels, sana)
+_FILES = (
+    starter,
+    wan,
+    ltx,
+    hunyuan,
+    cogvideox,
+    mochi,
+    skyreels,
+    sana,
+)
 
 
 def all_families() -> tuple[Family, ...]:

@@ -58,7 +58,7 @@ def _form(context: Context) -> dict[str, Any]:
     families = [(family.title, family.name) for family in context.families]
     aspect, quality = choice_of(context.families[0], defaults["width"], defaults["height"])
     # a repository or folder that was chosen under Models is none of the choices
-    model = gr.Dropdown(families, value=defaults["model"], label="Model", filterable=False, allow_custom_value=True)
+    model = gr.Dropdown(families, value=defaults["model"], label="Model", allow_custom_value=True)
     made: dict[str, Any] = {"model": model}
     made["prompt"] = gr.Textbox(
         label="Prompt", lines=3, max_lines=8, placeholder="a yellow rocket flies over a green hill", elem_id="kt-prompt"
@@ -93,6 +93,7 @@ def _form(context: Context) -> dict[str, Any]:
                 allow_custom_value=True,
             )
             made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100)
+        with gr.Row(elem_classes=["kt-fields"]):
             made["gpus"] = gr.Number(defaults["gpus"], label="GPUs together", min_width=100)
             made["guidance_2"] = gr.Number(
                 defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False

@@ -21,7 +21,7 @@ CLIPS = (
     ("A big yellow balloon floats up in a sunny meadow", 5),
 )
 SIZES = {390: 844, 1280: 900, 1920: 1080}
-TABS = {"create": "Create", "queue": "Queue", "presets": "Presets", "accelerate": "Accelerate"}
+TABS = {"create": "Create", "queue": "Queue", "presets": "Presets", "models": "Models", "accelerate": "Accelerate"}
 
 
 def main(folder: Path) -> None:

@@ -56,7 +56,9 @@ def test_a_name_of_the_catalogue_gets_the_folder_where_it_lies(
 
 
 def test_any_repository_that_was_fetched_is_a_model(tiny_folder: Path, cache: Path) -> None:
-    with pytest.raises(UsageError, match=r"fetch it with python launch.py --fetch hf:some-one/some.model"):
+    with pytest.raises(
+        UsageError, match=r"fetch it under Models or with python launch.py --fetch hf:some-one/some.model"
+    ):
         family_for("hf:some-one/some.model")
     snapshot = in_the_cache(tiny_folder, cache, "some-one/some.model")
     found = family_for("hf:some-one/some.model")
