@@ -251,7 +251,8 @@ def _missing(machine: Machine) -> list[str]:
         if package.name in ("torch", "diffusers") and not package.installed:
             lines.append(f"{package.name} is not installed: `pip install {package.distribution}`.")
         elif package.installed and not package.importable and "not been tried" not in package.reason:
-            lines.append(f"{package.reason}.{_remedy(package.name)}")
+            unknown = "is not known yet" in package.reason
+            lines.append(f"{package.reason}.{'' if unknown else _remedy(package.name)}")
     lines += _amx(machine) + _for_gpus(machine)
     short = [task for task, proof in machine.proofs.items() if "the time for testing was used up" in proof.reason]
     if short:

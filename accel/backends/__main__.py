@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from accel.backends import backends
-from accel.backends.base import Backend
+from accel.contract import Backend
 from accel.tables import WrittenTable, cells, lines
 from accel.types import Kind
 

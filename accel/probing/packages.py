@@ -75,9 +75,12 @@ def _build(name: str, ops: tuple[str, ...]) -> str:
 
 
 def _explain(found: Distribution, torch: Distribution | None, run: Mapping[str, Any] | None) -> str:
+    here = f"{found.name} {found.version} is installed"
     if run is None or str(run["reason"]).startswith("not tried yet"):
-        return f"{found.name} {found.version} is installed; whether it imports has not been tried yet"
+        return f"{here}; whether it imports has not been tried yet"
     reason = str(run["reason"])
+    if run.get("again"):  # a busy machine, or one short of memory, says nothing of the package
+        return f"{here}; whether it imports is not known yet, since {reason}: the next start tries again"
     if "undefined symbol" in reason or "DLL load failed" in reason:
         wanted, have = found.torch or "another release", torch.version if torch else "none"
         return f"{found.name} {found.version} was built for another torch ({wanted}, found {have}): {reason}"

@@ -31,6 +31,16 @@ def test_a_package_for_another_torch_says_which(tmp_path: Path) -> None:
     assert "was built for another torch (==2.11.0, found 2.11.0+cpu)" in package.reason
 
 
+def test_a_package_that_was_not_found_out_about_is_not_called_broken(tmp_path: Path) -> None:
+    package = machine("h100", tmp_path, runs={"sgl_kernel": {"timeout": True}}).packages["sgl_kernel"]
+    assert package.reason.startswith(
+        "sglang-kernel 0.4.2.post2 is installed; whether it imports is not known yet, since"
+    )
+    late = {"result": {"ok": False, "reason": "not tried yet: the time for testing was used up", "again": True}}
+    package = machine("zen5", tmp_path, runs={"diffusers": late}).packages["diffusers"]
+    assert package.reason == "diffusers 0.42.1 is installed; whether it imports has not been tried yet"
+
+
 @pytest.mark.parametrize(
     ("text", "build"),
     [

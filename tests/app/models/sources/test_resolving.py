@@ -68,7 +68,7 @@ def test_any_repository_that_was_fetched_is_a_model(tiny_folder: Path, cache: Pa
     assert family_for(normalised.model) == found
     (snapshot / "vae" / "config.json").unlink()
     with pytest.raises(
-        UsageError, match=r"not whole \(vae/config.json is missing\): fetch the rest with .*hf:some-one"
+        UsageError, match=r"not whole \(vae/config.json is missing\): fetch the rest under Models or with .*hf:some-one"
     ):
         family_for("hf:some-one/some.model")
 
