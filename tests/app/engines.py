@@ -1,6 +1,9 @@
 """What the tests of the engine share. The engine itself is a fixture."""
 
+import gc
 from typing import Any
+
+import psutil
 
 from app.engine import Engine
 from app.request import AccelPreferences, GenerationRequest
@@ -20,3 +23,18 @@ def hooks_of(pipeline: Any) -> int:
 
     parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
     return sum(len(module._forward_pre_hooks) for part in parts for module in part.modules())
+
+
+def tensor_bytes() -> int:
+    """Bytes of all tensors that anything in this process still holds, memory they share counted once."""
+    import torch
+
+    gc.collect()
+    # not isinstance, which asks objects that pretend to be of another class
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"]
+    return sum({store.data_ptr(): store.nbytes() for store in (one.untyped_storage() for one in tensors)}.values())
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that lie in memory."""
+    return int(psutil.Process().memory_info().rss)
