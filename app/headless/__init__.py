@@ -319,9 +319,12 @@ class _Batch:
             fields = ", ".join(dict.fromkeys(item.field for item in outcome.spec.adjustments)) or "-"
             seconds = "-" if made is None or outcome.skipped else f"{made.timings.get('total', 0.0):.1f}"
             file = made.output.name if made else f"({outcome.spec.stem}: {_ENDED[outcome.state]})"
-            rows.append([file, seconds, fields, "made before" if outcome.skipped else outcome.accelerators])
+            how = "made before" if outcome.skipped else outcome.accelerators
+            if outcome.state in ("failed", "crashed") and outcome.error is not None:
+                how = str(outcome.error)  # what was told when it failed is hours above in a long batch
+            rows.append([file, seconds, fields, how])
         self._reporter.say()
-        self._reporter.table(("file", "seconds", "adjusted", "accelerators"), rows)
+        self._reporter.table(("file", "seconds", "adjusted", "accelerators, or why not"), rows)
         done = sum(outcome.state == "done" for outcome in self._outcomes)
         failed = sum(outcome.state in ("failed", "crashed") for outcome in self._outcomes)
         waiting = sum(outcome.state == "waiting" and outcome.job is not None for outcome in self._outcomes)

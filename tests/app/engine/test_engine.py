@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.wan import pipeline_wan
 
+from accel.backends import REGISTRY
+from accel.backends.base import Backend
 from app.engine import Engine, Frames, loading
 from app.engine.calling import SCHEDULERS, to_frames
-from app.errors import Cancelled, UsageError
+from app.errors import Cancelled, CannotRunError, UsageError
 from app.models import all_families
 from app.models.base import Family
 from app.progress import Progress
@@ -88,6 +91,33 @@ def test_settings_reach_the_pipeline(engine: Engine, clean: Frames) -> None:
         other = engine.generate(REQUEST.model_copy(update=change)).frames
         assert not np.array_equal(clean, other), change
     assert np.array_equal(clean, engine.generate(REQUEST).frames), "an override must not outlive its clip"
+
+
+@pytest.mark.parametrize("backend", REGISTRY, ids=lambda backend: f"{backend.kind}-{backend.name}")
+def test_a_clip_is_the_same_alone_and_in_a_series(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    """Case 53: each clip of a series starts from its own seed's noise, made on the CPU; so all of it is bit-equal."""
+    noises: list[torch.Tensor] = []
+    draw = pipeline_wan.randn_tensor
+
+    def drawn(*arguments: Any, generator: torch.Generator, **named: Any) -> torch.Tensor:
+        assert generator.device.type == "cpu"
+        noises.append(draw(*arguments, generator=generator, **named))
+        return noises[-1]
+
+    monkeypatch.setattr(pipeline_wan, "randn_tensor", drawn)
+    wish = {backend.kind: backend.name, "dtype": "auto"}
+    asked = REQUEST.model_copy(update={"seed": 1234, "accel": PLAIN.model_copy(update=wish)})
+    try:
+        made = [engine.generate(one).frames for one in asked.model_copy(update={"count": 2}).expand()]
+    except CannotRunError as error:
+        pytest.skip(str(error))
+    alone = [engine.generate(asked.model_copy(update={"seed": seed})).frames for seed in (1235, 1234)]
+    assert torch.equal(noises[0], noises[3])
+    assert torch.equal(noises[1], noises[2])
+    assert not torch.equal(noises[0], noises[1])
+    assert np.array_equal(made, alone[::-1])
 
 
 def test_previews_are_pictures_and_change_nothing(
@@ -196,6 +226,7 @@ PHASES: dict[str, Callable[[Progress], bool]] = {
 
 @pytest.mark.parametrize("place", PHASES)
 def test_cancel_acts_in_every_phase_and_the_next_clip_is_clean(engine: Engine, clean: Frames, place: str) -> None:
+    """Case 40: while the model is loaded, while it works, and while frames are decoded."""
     if place.startswith("loading"):
         engine.close()
     stop = StopWhen(PHASES[place])
@@ -222,6 +253,35 @@ def test_cancel_acts_within_a_step(engine: Engine, clean: Frames) -> None:
     for hook in hooks:
         hook.remove()
     assert calls == [0, 1, 0, 1, 0]
+
+
+def test_a_long_clip_stops_within_a_step_and_the_next_one_begins_at_once(engine: Engine, clean: Frames) -> None:
+    """Case 40: of 200 steps, told to stop at the fifth."""
+    stop = StopWhen(lambda progress: progress.stage == "denoising" and progress.step == 5)
+    calls: list[int] = []
+    hook = pipeline_of(engine).transformer.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(Cancelled, match="Stopped while denoising, step 5 of 200"):
+        engine.generate(REQUEST.model_copy(update={"steps": 200}), stop.tell, stop)
+    hook.remove()
+    assert len(calls) == 2 * 5, "two forwards a step, and none of the sixth"
+    seen: list[Progress] = []
+    assert np.array_equal(clean, engine.generate(REQUEST, seen.append).frames)
+    assert not [progress for progress in seen if progress.stage == "loading" and progress.steps > 1], "still loaded"
+
+
+def test_cancel_acts_between_tiles(engine: Engine) -> None:
+    """Case 40: while a frame is decoded in tiles, no further one is begun."""
+    wide = REQUEST.model_copy(update={"width": 512, "accel": PLAIN.model_copy(update={"tiling": "on"})})
+    engine.generate(wide)
+    calls: list[int] = []
+    hook = pipeline_of(engine).vae.decoder.register_forward_hook(lambda *_: calls.append(1))
+    engine.generate(wide)
+    whole = len(calls)
+    calls.clear()
+    with pytest.raises(Cancelled, match="Stopped while decoding"):
+        engine.generate(wide, should_stop=lambda: len(calls) == 2)
+    hook.remove()
+    assert len(calls) == 2 < whole
 
 
 def test_cancel_asked_before_it_began(engine: Engine, clean: Frames) -> None:

@@ -98,10 +98,14 @@ def test_an_accel_wish_beats_the_recorded_plan(batch: Batch) -> None:
 
 
 def test_count_makes_seeds_one_apart_and_stores_each(batch: Batch) -> None:
+    """Case 53: one of a series, made again alone, is the same clip."""
     assert batch.run(batch.preset("rocket"), count=3) == 0
     assert [path.name for path in batch.clips] == ["rocket-3.mp4", "rocket-4.mp4", "rocket-5.mp4"]
     assert [read_metadata(path)["request"]["seed"] for path in batch.clips] == [3, 4, 5]
     assert len({decode_frames(path).tobytes() for path in batch.clips}) == 3
+    assert [read_metadata(path)["request"]["count"] for path in batch.clips] == [1, 1, 1], "each for itself"
+    assert batch.run(str(batch.clips[1])) == 0
+    assert np.array_equal(decode_frames(batch.clips[1]), decode_frames(batch.clips[3]))
 
 
 def test_a_random_seed_is_stored_and_makes_the_clip_again(batch: Batch) -> None:
@@ -208,6 +212,7 @@ def test_when_nothing_can_run_here_the_code_says_so(batch: Batch) -> None:
 
 
 def test_a_decoder_that_fails_leaves_no_file(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 37: the code says that it failed, the reason is told, and nothing looks like a clip."""
     from diffusers import AutoencoderKLWan
 
     def fail(*_: Any, **__: Any) -> None:

@@ -11,16 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diffusers import AutoencoderKLWan
 
 from app.cli import parser
+from app.engine import Clip, Engine
 from app.models import starter
 from app.presets import own_presets
 from app.presets.files import Preset, save_own
 from app.presets.incoming import from_upload
+from app.request import GenerationRequest
 from app.video import decode_frames, read_metadata
 from tests.app import lora_files
 from tests.app.drawn import drawn, saved
+from tests.app.engines import tensor_bytes
 from tests.app.headless.batches import Batch
+
+LACKING = 5
+"""The seed of a clip that memory runs out for."""
 
 
 @pytest.fixture
@@ -116,19 +123,44 @@ def test_a_clip_s_settings_kept_as_a_preset_bring_their_picture(pictured: Batch)
     assert np.array_equal(decode_frames(first), decode_frames(second))
 
 
-def test_a_missing_lora_costs_its_own_clip_alone(pictured: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CASES 35: said before the run, made as far as it goes, and told at the end."""
+def test_a_missing_lora_and_a_lack_of_memory_cost_their_own_clips_alone(
+    pictured: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 35: of three clips the second is made; the others are told with their reasons, and memory is back."""
     (family,) = starter.FAMILIES
     monkeypatch.setattr(starter, "FAMILIES", (replace(family, takes=family.takes | {"lora"}),))
     lora_files.save(pictured.home.loras / "soft.safetensors", lora_files.tensors())
     sources = [
         pictured.preset("one", loras=["gone.safetensors"]),
         pictured.preset("two", loras=[r"D:\models\soft.safetensors"]),
+        pictured.preset("three", seed=LACKING),
     ]
-    assert pictured.run(*sources) == 1
+    held: list[int] = []
+
+    def lack(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    class Lacking(Engine):
+        def generate(self, request: GenerationRequest, *arguments: Any, **options: Any) -> Clip:
+            if request.seed != LACKING:
+                held.append(tensor_bytes())
+                return super().generate(request, *arguments, **options)
+            with monkeypatch.context() as spoiled:
+                spoiled.setattr(AutoencoderKLWan, "decode", lack)
+                try:
+                    return super().generate(request, *arguments, **options)
+                finally:
+                    held.append(tensor_bytes())
+
+    assert pictured.run(*sources, make_engine=Lacking) == 1
     assert "note: LoRA 'gone.safetensors' is missing; put the file into " in pictured.stdout.split("Looking")[0]
-    assert "LoRA 'gone.safetensors' is missing" in pictured.stderr
-    assert "1 of 2 made, 1 failed" in pictured.stdout
+    summary = pictured.stdout.split("why not")[1]
+    for told in (pictured.stderr, summary):
+        assert "LoRA 'gone.safetensors' is missing" in told
+        assert "Out of memory while decoding (64x64, 5 frames): try a smaller size" in told
+    assert [line.split()[0] for line in summary.split("\n")[1:4]] == ["(one-3:", "two-3.mp4", "(three-5:"]
+    assert "1 of 3 made, 2 failed" in summary
+    assert held[-1] == held[0], "as before the first"
     (clip,) = pictured.clips
     metadata = read_metadata(clip)
     assert metadata["request"]["loras"] == [{"name": "soft.safetensors", "weight": 1.0, "noise": "auto"}]

@@ -62,10 +62,15 @@ def test_ctrl_enter_generates_with_the_last_letter_typed(tab: Tab) -> None:
 
 
 def test_closing_the_tab_during_the_first_of_three_stops_nothing(new_tab: NewTab, served: Served) -> None:
+    """Case 39: the queue lives in the program; another browser sees what runs, how far it is, and what was made."""
     tab = new_tab().open()
-    tab.fill(Prompt="three clips of rain", Clips=3, **(SMALL | {"Steps": 12})).generate().expect_running()
+    tab.fill(Prompt="three clips of rain", Clips=3, **(SMALL | {"Steps": 40})).generate().expect_running()
     tab.page.close()
     later = new_tab().open()
+    later.page.wait_for_function("() => document.querySelector('.ks-now').textContent.includes('of 40')")
+    later.show("Queue and history")
+    later.page.locator("#kt-queue .kt-list", has_text="three clips of rain").wait_for()
+    later.show("Create")
     later.page.wait_for_function("() => !window.kinetile.running()", timeout=90_000)
     found = served.client().predict("three clips of rain", api_name="/history")
     assert [job["state"] for job in found["jobs"]] == ["done"] * 3

@@ -73,10 +73,14 @@ def test_a_traceback_and_what_was_printed_are_kept_as_detail(service: LocalServi
 
 
 def test_a_deaf_worker_is_replaced_when_a_job_is_cancelled(service: LocalService, home: Home) -> None:
+    """Case 40: a job reads "cancelled" once it has stopped, not before."""
     jobs = service.submit([spec(home.outputs, "fault:deaf:denoising"), spec(home.outputs, seed=4)])
     until(lambda: (found := service.snapshot().progress) is not None and found.stage == "denoising" and found.step == 1)
     worker = service.snapshot().worker.pid
+    assert worker is not None
     service.cancel([jobs[0].id])
+    until(lambda: service.get([jobs[0].id])[0].state != "running" or not psutil.pid_exists(worker))
+    assert service.get([jobs[0].id])[0].state != "cancelled" or not psutil.pid_exists(worker)
     cancelled, fine = ended(service, jobs)
     assert (cancelled.state, fine.state) == ("cancelled", "done")
     assert service.snapshot().worker.pid != worker
@@ -85,6 +89,7 @@ def test_a_deaf_worker_is_replaced_when_a_job_is_cancelled(service: LocalService
 
 @pytest.mark.parametrize("stage", ["loading", "text", "denoising", "decoding"])
 def test_cancel_acts_in_every_stage_and_the_worker_stays(service: LocalService, home: Home, stage: str) -> None:
+    """Case 40: a job that is cancelled leaves no file, and the next one runs in the same worker."""
     jobs = service.submit([spec(home.outputs, steps=200), spec(home.outputs, seed=4)])
     until(lambda: (found := service.snapshot().progress) is not None and (found.stage == stage or found.step > 100))
     worker = service.snapshot().worker.pid
