@@ -15,7 +15,7 @@ import torch
 from diffusers.pipelines.wan import pipeline_wan
 
 from accel.backends import REGISTRY
-from accel.backends.base import Backend
+from accel.contract import Backend
 from app.engine import Engine, Frames, loading
 from app.engine.calling import SCHEDULERS, to_frames
 from app.errors import Cancelled, CannotRunError, UsageError
