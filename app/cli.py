@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from app import __version__
 from app.environment.handover import stopping
 from app.errors import CannotRunError, KinetileError, UsageError
+
+if TYPE_CHECKING:
+    from app.request import Assignment
 
 _USAGE = """python launch.py [--headless [SOURCE ...] | --share SOURCE | --models |
                          --fetch MODEL | --doctor | --bench | --verify MODEL] [options]"""
@@ -220,12 +223,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     from app.paths import home
 
     settings = headless.BatchSettings(
-        assignments=(
-            *options.assignments,
-            *_accel_assignments(options.accel),
-            *_lora_assignments(options.lora),
-            *_on_gpus(options),
-        ),
+        assignments=_assignments(options),
         count=options.count,
         out=options.out,
         strict=options.strict,
@@ -353,11 +351,17 @@ def _accel_assignments(groups: Sequence[str]) -> list[str]:
     return [f"accel.{part}" for part in parts]
 
 
-def _on_gpus(options: argparse.Namespace) -> list[str]:
-    return [] if options.gpus is None else [f"accel.gpus={options.gpus}"]
+def _assignments(options: argparse.Namespace) -> "tuple[Assignment, ...]":
+    """What --set and the options that stand for one set in every request."""
+    from app.request import Assignment
+
+    accel = [Assignment(text, f"--accel {text.removeprefix('accel.')}") for text in _accel_assignments(options.accel)]
+    loras = [Assignment(text, " ".join(f"--lora {one}" for one in options.lora)) for text in _loras(options.lora)]
+    gpus = [] if options.gpus is None else [Assignment(f"accel.gpus={options.gpus}", f"--gpus {options.gpus}")]
+    return (*map(Assignment, options.assignments), *accel, *loras, *gpus)
 
 
-def _lora_assignments(given: Sequence[str]) -> list[str]:
+def _loras(given: Sequence[str]) -> list[str]:
     """`soft.safetensors=0.6` as an assignment to the request's list of LoRAs, which it replaces."""
     found = []
     for text in given:

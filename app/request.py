@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -17,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from app.errors import UsageError
 from app.paths import is_foreign, relative_name
-from app.strict_json import Document, parse, short
+from app.strict_json import Document, parse, printable, short
 from app.validation import BROKEN_TEXT, allowed, check, version_of
 
 MAX_SEED = 2**53 - 1
@@ -118,6 +119,29 @@ class Adjustment(Data):
     reason: str
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """KEY=VALUE for a request. ``typed``: what the person wrote for it where that was not --set, such as "--lora a=2"."""
+
+    text: str
+    typed: str = ""
+
+    @classmethod
+    def of(cls, given: str | Assignment) -> Assignment:
+        """A plain text is one of --set."""
+        return cls(given) if isinstance(given, str) else given
+
+    @property
+    def key(self) -> str:
+        """What it sets, dotted."""
+        return self.text.partition("=")[0].strip()
+
+    @property
+    def written(self) -> str:
+        """As it stands on the command line."""
+        return self.typed or f"--set {printable(self.text[:60])}"
+
+
 class GenerationRequest(Data):
     """A clip (or ``count`` clips) to make. Sizes in pixels, fps in frames per second."""
 
@@ -149,20 +173,19 @@ class GenerationRequest(Data):
         later = "" if self.guidance_2 is None else f", then {self.guidance_2:g}"
         return "" if self.guidance is None else f"{self.guidance:g}{later}"
 
-    def with_set(self, assignments: Iterable[str]) -> GenerationRequest:
+    def with_set(self, assignments: Iterable[str | Assignment]) -> GenerationRequest:
         """A copy with each ``key=value`` applied; keys may be dotted, values are JSON where they can be.
 
-        Raises UsageError naming the assignment.
+        Raises UsageError naming the assignment as it was written.
         """
         request = self
-        for assignment in assignments:
-            key, equals, text = assignment.partition("=")
-            source = f"--set {short(assignment)[1:-1]}"
-            if not equals or not key.strip():
-                raise UsageError(f"{source}: KEY=VALUE was expected, for example --set steps=12.")
+        for one in map(Assignment.of, assignments):
+            _, equals, text = one.text.partition("=")
+            if not equals or not one.key:
+                raise UsageError(f"{one.written}: KEY=VALUE was expected, for example --set steps=12.")
             tree = request.model_dump(mode="json")
-            _assign(tree, key.strip().split("."), text, source)
-            request = parse_request(tree, source)
+            _assign(tree, one.key.split("."), text, one.written)
+            request = parse_request(tree, one.written)
         return request
 
     def expand(self) -> tuple[GenerationRequest, ...]:
@@ -261,6 +284,7 @@ __all__ = [
     "MAX_SEED",
     "AccelPreferences",
     "Adjustment",
+    "Assignment",
     "GenerationRequest",
     "Lora",
     "canonical",

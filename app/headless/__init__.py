@@ -182,7 +182,7 @@ class _Batch:
         missing = catalogue.missing([named.request.model for named in asked])
         for named in asked if missing and not settings.ray else ():
             if recorded_plan(named, settings) is None:
-                with _blamed_on(named.origin):
+                with self._settings.blaming(named.origin):
                     acceleration.check_wishes(named.request)
         for model in missing:
             if settings.dry_run:
@@ -250,7 +250,7 @@ class _Batch:
             guided = request.accel.gpus > 1 and several.is_guided(request)
             key = (request.model, size, request.accel, guided, id(recorded))
             if key not in known:
-                with _blamed_on(outcome.spec.origin):
+                with self._settings.blaming(outcome.spec.origin):
                     known[key] = service.plan(request, recorded)
             answer = known[key]
             outcome.accelerators = answer.summary
@@ -358,15 +358,6 @@ _ENDED = {
     "cancelled": "stopped",
     "done": "done",
 }
-
-
-@contextmanager
-def _blamed_on(origin: str) -> Iterator[None]:
-    """A mistake in a request names its source."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{origin}: {error}") from error
 
 
 def _clips(count: int) -> str:

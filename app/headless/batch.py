@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from app.plain import to_data
 from app.presets import NamedRequest, read_source
 from app.queue.jobs import Job, JobSpec
 from app.queue.keeper import error_from
-from app.request import GenerationRequest, canonical
+from app.request import Assignment, GenerationRequest, canonical
 from app.strict_json import short
 from app.video import outputs
 from app.worker.render import versions
@@ -33,12 +34,12 @@ State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What the command line says about a batch. `assignments` are KEY=VALUE, applied to every request; so are
+    """What the command line says about a batch. `assignments` (a text is KEY=VALUE) go to every request; so do
     `pictures`, files by the request's field. download: models that are not on this machine may be fetched. ray: the
     cluster that makes the clips, empty for this machine.
     """
 
-    assignments: tuple[str, ...] = ()
+    assignments: tuple[str | Assignment, ...] = ()
     count: int | None = None
     out: Path | None = None
     strict: bool = False
@@ -55,6 +56,25 @@ class BatchSettings:
     def folder(self) -> Path:
         """Where the clips go, absolute: another process may make them."""
         return (self.out or self.home.root / OUTPUTS).absolute()
+
+    @property
+    def written(self) -> dict[str, str]:
+        """The request's fields that the command line sets, each with what was written for it there."""
+        found: dict[str, str] = {}
+        for one in map(Assignment.of, self.assignments):
+            field = one.key.partition(".")[0]
+            found[field] = f"{found[field]} {one.written}" if field in found else one.written
+        return found | {name: f"--{name.replace('_', '-')}" for name in self.pictures}
+
+    @contextlib.contextmanager
+    def blaming(self, origin: str) -> Iterator[None]:
+        """A mistake in a request names what a person has to change: what they wrote for that field, else its source."""
+        try:
+            yield
+        except UsageError as error:
+            field, colon, rest = str(error).partition(": ")
+            typed = self.written.get(field) if colon else None
+            raise UsageError(f"{typed}: {rest}" if typed else f"{origin}: {error}") from error
 
 
 @dataclass
@@ -129,24 +149,20 @@ def asked_in(sources: Sequence[str], settings: BatchSettings) -> list[NamedReque
 
 def recorded_plan(named: NamedRequest, settings: BatchSettings) -> Any:
     """The accelerators that a clip was made with, to be used again, unless the person asks for others now."""
-    forced = any(item.startswith("accel.") for item in settings.assignments)
-    return None if forced or named.metadata is None else named.metadata.get("plan")
+    return None if "accel" in settings.written or named.metadata is None else named.metadata.get("plan")
 
 
 def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:
     asked = named.request.with_set(settings.assignments)
     if settings.count is not None:
         asked = asked.model_copy(update={"count": settings.count})
-    origin = named.origin if asked.model == named.request.model else f"--set model={asked.model}"
-    try:
+    with settings.blaming(named.origin):
         asked = _with_pictures(asked, named, settings)
         family = family_for(asked.model)
         normalised = [
             (one, fitted(family.normalise(one, settings.strict), settings.home, settings.strict))
             for one in asked.expand()
         ]
-    except UsageError as error:
-        raise UsageError(f"{origin}: {error}") from None
     content = _content(asked)
     seen[content] += 1  # the same line twice in a batch asks for two clips
     found = []
@@ -177,8 +193,11 @@ def _with_pictures(asked: GenerationRequest, named: NamedRequest, settings: Batc
     """The request with its pictures kept: those of --image and --last-image, else what the source brings."""
     kept = adopt(asked.model_copy(update=dict.fromkeys(settings.pictures)), settings.home, named.folder, named.pictures)
     for name, path in settings.pictures.items():
-        data = read_bytes(path, MAX_PICTURE)
-        kept = kept.model_copy(update={name: keep(settings.home, data, path.name, str(path), name)})
+        try:
+            data = read_bytes(path, MAX_PICTURE)
+            kept = kept.model_copy(update={name: keep(settings.home, data, path.name, str(path), name)})
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
     return kept
 
 

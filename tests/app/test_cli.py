@@ -219,14 +219,14 @@ def test_doctor_speaks_of_the_starter_where_it_can_be_described(
     ],
 )
 def test_lora_words_become_the_list_of_the_request(given: list[str], found: list[tuple[str, float]]) -> None:
-    request = GenerationRequest(loras=(Lora(name="old"),)).with_set(cli._lora_assignments(given))
+    request = GenerationRequest(loras=(Lora(name="old"),)).with_set(cli._loras(given))
     assert [(lora.name, lora.weight) for lora in request.loras] == (found or [("old", 1.0)])
 
 
 @pytest.mark.parametrize(("given", "says"), [("a=99", "weight"), ("a=nan", "loras"), ("../a", "LoRA folder")])
 def test_a_lora_that_can_t_be_is_refused(given: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        GenerationRequest().with_set(cli._lora_assignments([given]))
+        GenerationRequest().with_set(cli._loras([given]))
 
 
 def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

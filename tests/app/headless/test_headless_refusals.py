@@ -2,10 +2,12 @@
 
 import errno
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app import cli
 from app.presets import encode_code
 from app.request import GenerationRequest
 from tests.app.headless.batches import SMALL, Batch
@@ -57,6 +59,33 @@ def test_all_that_is_wrong_is_said_at_once(batch: Batch, no_loading: None) -> No
 def test_an_unknown_model_is_blamed_on_what_named_it(batch: Batch, no_loading: None) -> None:
     assert batch.run(batch.preset("good"), assignments=("model=nothing",)) == 2
     assert batch.stderr.startswith("--set model=nothing: ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("--image gone.png", "--image: gone.png can't be read"),
+        ("--set model=wan2.1-t2v-1.3b --image gone.png", "--image: gone.png can't be read"),
+        ("--image README.md", "--image: README.md is no picture that can be read"),
+        ("--last-image app/ui/assets/pictures/create.webp", "--last-image: The starter can't use a last picture"),
+        ("--lora a=99", "--lora a=99, loras.0.weight: 99.0 is not possible"),
+        ("--lora ../x --lora y", '--lora ../x --lora y, loras.0.name: "../x" holds ".."'),
+        ("--lora x.safetensors", "--lora x.safetensors: The starter can't use LoRAs"),
+        ("--accel dtype=float32,colour=red", "--accel colour=red, accel.colour: there is no such key"),
+        ("--accel attention=bogus", "--accel attention=bogus: attention=bogus is not known"),
+        ("--set scheduler=ddim", "--set scheduler=ddim: The starter has no 'ddim'"),
+        ("--set model=wan2.1-t2v-1.3b --set frames=15 --strict", "{preset}: Refused because of --strict: Wan 2.1"),
+    ],
+)
+def test_an_error_names_what_was_typed(
+    batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch, typed: str, says: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    options = cli.parser().parse_args(["--headless", *typed.split()])
+    pictures = {name: path for name in ("image", "last_image") if (path := vars(options)[name]) is not None}
+    preset = batch.preset("good")
+    assert batch.run(preset, assignments=cli._assignments(options), pictures=pictures, strict=options.strict) == 2
+    assert batch.stderr.startswith(says.format(preset=preset))
 
 
 def test_a_refused_run_makes_no_outputs_folder(batch: Batch, no_loading: None) -> None:
