@@ -175,9 +175,10 @@ def disk_need(request: GenerationRequest) -> int:
     return video.space_needed(int(request.width or 0), int(request.height or 0), int(request.frames or 0))
 
 
-def why_disk(folder: Path, needed: int) -> list[str]:
-    """Why the clip can't be saved in `folder`, empty when it can."""
+def why_unsaved(folder: Path, needed: int) -> list[str]:
+    """Why the clip could not be saved in `folder`, empty when it can: without an encoder, or room on the disk."""
     try:
+        video.check_encoder()
         outputs.check_space(folder, needed)
     except KinetileError as error:
         return [str(error)]
@@ -288,7 +289,7 @@ def estimate(
     if loaded:
         reckoned = replace(reckoned, stages={**reckoned.stages, **({"load": 0.0} if reckoned.stages else {})})
     disk = disk_need(request)
-    blocked = (*why_memory(need, peak, free[0], free[1], request), *why_disk(folder, disk))
+    blocked = (*why_memory(need, peak, free[0], free[1], request), *why_unsaved(folder, disk))
     return Estimate(reckoned.seconds, reckoned.stages, reckoned.basis, peak, free[0], disk, _disk_free(folder), blocked)
 
 

@@ -148,6 +148,16 @@ def is_foreign(name: str) -> bool:
     return bool(re.match(r"[/\\]|~|[A-Za-z]:", name))
 
 
+def without_home(name: str) -> str:
+    """``name`` with "~" for the person's own folder where it is a path below it: requests are handed on in clips,
+    presets and codes, and a user's name is nobody's business.
+    """
+    try:
+        return f"~/{Path(name).relative_to(Path.home()).as_posix()}"
+    except (ValueError, RuntimeError):
+        return name
+
+
 def inside(folder: Path, name: str) -> Path:
     """The existing regular file ``name`` in ``folder``, links followed.
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from app.errors import UsageError
-from app.paths import is_foreign, relative_name
+from app.paths import is_foreign, relative_name, without_home
 from app.strict_json import Document, parse, printable, short
 from app.validation import BROKEN_TEXT, allowed, check, version_of
 
@@ -70,6 +70,7 @@ def _lora(value: Any) -> Any:
 
 Word = Annotated[str, AfterValidator(_word)]
 Text = Annotated[str, AfterValidator(_text)]
+Model = Annotated[Text, AfterValidator(without_home)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 LoraName = Annotated[str, AfterValidator(_lora_name)]
 
@@ -121,7 +122,7 @@ class Adjustment(Data):
 
 @dataclass(frozen=True)
 class Assignment:
-    """KEY=VALUE for a request. ``typed``: what the person wrote for it where that was not --set, such as "--lora a=2"."""
+    """KEY=VALUE for a request. ``typed``: what the person wrote where that was not --set, such as "--lora a=2"."""
 
     text: str
     typed: str = ""
@@ -146,7 +147,7 @@ class GenerationRequest(Data):
     """A clip (or ``count`` clips) to make. Sizes in pixels, fps in frames per second."""
 
     kinetile: Literal[1] = 1
-    model: Text = Field(default="starter", min_length=1, max_length=300, description="Which model makes the clip.")
+    model: Model = Field(default="starter", min_length=1, max_length=300, description="Which model makes the clip.")
     prompt: Text = Field(default="", max_length=MAX_PROMPT, description="What the clip shows; empty: anything.")
     negative_prompt: Text | None = Field(default=None, max_length=MAX_PROMPT, description="What it should not show.")
     width: int | None = Field(default=None, ge=1, le=16_384, description="Width in pixels.")

@@ -1,5 +1,6 @@
 """From a request to the call of a diffusers pipeline, and from what it returns to frames."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -108,4 +109,20 @@ def scheduler_for(request: GenerationRequest, config: dict[str, Any]) -> Any:
     more: dict[str, Any] = {} if request.shift is None else {shift_name: request.shift}
     if request.scheduler in _TOLD and "prediction_type" not in config:
         more |= _FLOW
-    return getattr(diffusers, kind).from_config(config, **more)
+    return _from_the_first(getattr(diffusers, kind)).from_config(config, **more)
+
+
+@functools.cache
+def _from_the_first(kind: Any) -> Any:
+    """The scheduler's class, made to begin at the first of its steps. By itself it looks the timestep up, which a dense
+    schedule (many steps, or a large shift) holds several times: it takes the second and fails at the end of the run.
+    """
+    if not hasattr(kind, "set_begin_index"):
+        return kind
+
+    @functools.wraps(kind.set_timesteps)
+    def set_timesteps(self: Any, *arguments: Any, **named: Any) -> None:
+        kind.set_timesteps(self, *arguments, **named)
+        self.set_begin_index(0)
+
+    return type(kind.__name__, (kind,), {"set_timesteps": set_timesteps})

@@ -229,9 +229,10 @@ class _Batch:
         for (_, name, *lines), members in groups.items():
             request = members[0].spec.request
             seeds = f"seed {request.seed}" + (f" to {members[-1].spec.request.seed}" if len(members) > 1 else "")
+            tokens = f", {use.sentence()}" if (use := members[0].tokens) else ""
             self._reporter.say(
                 f"{name}: {request.width}x{request.height}, {request.frames} frames at {request.fps:g} fps, "
-                f"{request.steps} step{'s' * (request.steps != 1)}, guidance {request.guidance:g}, {seeds}"
+                f"{request.steps} step{'s' * (request.steps != 1)}, guidance {request.guidance:g}, {seeds}{tokens}"
             )
             for line in lines:
                 self._reporter.say(f"  {line}")

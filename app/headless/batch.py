@@ -17,6 +17,7 @@ from app.errors import KinetileError, UsageError
 from app.estimate import Estimate, disk_need
 from app.loras import missing_loras
 from app.models import family_for
+from app.models.tokens import TokenUse
 from app.paths import OUTPUTS, Home, home, read_bytes
 from app.pictures import MAX_BYTES as MAX_PICTURE
 from app.pictures import Field, adopt, fitted, keep
@@ -79,7 +80,9 @@ class BatchSettings:
 
 @dataclass
 class Outcome:
-    """One clip of the batch and what became of it. `job` once it is in the queue; `skipped`: an earlier run made it."""
+    """One clip of the batch and what became of it. `job` once it is in the queue; `skipped`: an earlier run made it.
+    `tokens`: how much of the prompt the model reads, None where that can't be told.
+    """
 
     spec: JobSpec
     job: Job | None = None
@@ -87,6 +90,7 @@ class Outcome:
     accelerators: str = ""
     estimate: Estimate | None = None
     notes: list[str] = field(default_factory=list)
+    tokens: TokenUse | None = None
 
     @property
     def state(self) -> State:
@@ -179,7 +183,7 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             batch=batch,
             fail_fast=settings.fail_fast,
         )
-        found.append(Outcome(spec, notes=list(named.warnings)))
+        found.append(Outcome(spec, notes=list(named.warnings), tokens=possible.prompt_tokens))
     # One clip's missing LoRA is its own affair: the others are made, and the file may come before its turn.
     lacking = missing_loras(asked, family, settings.home)
     for outcome in found:

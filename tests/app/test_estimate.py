@@ -258,3 +258,10 @@ def test_a_folder_in_the_way_is_blocked(tmp_path: Path) -> None:
     need = MemoryNeed(1, 1)
     found = estimate(REQUEST, tmp_path / "file" / "clips", need, Times(), (2**40, "the machine"))
     assert "not a folder" in found.blocked[0]
+
+
+def test_a_missing_encoder_is_blocked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 32: the page says it with the estimate, and no clip begins that could not be written."""
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "gone"))
+    found = together(MemoryNeed(1, 1), 2**40)
+    assert [reason.startswith(f"ffmpeg at {tmp_path / 'gone'} does not start") for reason in found.blocked] == [True]

@@ -1,4 +1,4 @@
-"""LoRA files: found by name or base name, told apart from what they are not without reading a weight (CASES 29)."""
+"""LoRA files: found by name or base name, told apart from what they are not without reading a weight (case 29)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def home(tmp_path: Path) -> Home:
     "name", ["styles/soft.safetensors", "soft.safetensors", r"styles\soft.safetensors", r"D:\models\soft.safetensors"]
 )
 def test_a_name_of_any_system_finds_the_file(home: Home, name: str) -> None:
+    """Case 29: both slashes are read, an absolute path is looked up by its base name."""
     request = parse_request({"loras": [{"name": name, "weight": 0.5}]}, "it")
     (found,) = loras.files_for(request, FAMILY, home)
     assert found.path == (home.loras / "styles" / "soft.safetensors").resolve()

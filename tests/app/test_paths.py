@@ -1,4 +1,4 @@
-"""Data folders and names from elsewhere (CASES 28, 29)."""
+"""Data folders and names from elsewhere (cases 28 and 29)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import CannotRunError, UsageError
-from app.paths import Home, find_lora, home, inside, relative_name
+from app.paths import Home, find_lora, home, inside, relative_name, without_home
 
 
 def test_home_prefers_argument_then_variable_then_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +65,7 @@ def test_relative_names(name: str, clean: str) -> None:
      ".. /x", "a/...", "./~/x", "a\udcff.png", "lpt².png"],
 )  # fmt: skip
 def test_names_that_could_leave_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    """Case 28."""
     with pytest.raises(ValueError):
         relative_name(name)
     with pytest.raises(UsageError):
@@ -81,6 +82,17 @@ def test_whatever_name_is_accepted_stays_inside(name: str) -> None:
     assert Path(os.path.normpath(root / clean)).is_relative_to(root)
     assert ".." not in clean.split("/")
     assert relative_name(clean) == clean
+
+
+def test_only_paths_below_ones_own_folder_lose_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 29."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    inside_home = tmp_path / "models" / "a model"
+    assert without_home(str(inside_home)) == "~/models/a model"
+    assert Path(without_home(str(inside_home))).expanduser() == inside_home
+    for name in ("starter", "hf:owner/name", "./models", f"{tmp_path}-other/models", "/models/x", "nul\0"):
+        assert without_home(name) == name
 
 
 def test_inside_follows_links_only_within(tmp_path: Path) -> None:
@@ -108,6 +120,7 @@ def test_inside_follows_links_only_within(tmp_path: Path) -> None:
 
 
 def test_loras_are_found_by_name_or_base_name(tmp_path: Path) -> None:
+    """Case 29: or reported missing."""
     (tmp_path / "styles").mkdir()
     file = tmp_path / "styles" / "soft.safetensors"
     file.write_bytes(b"x")

@@ -210,6 +210,7 @@ def test_keys_of_a_newer_version_warn_and_have_no_effect(caplog: pytest.LogCaptu
     ],
 )
 def test_lora_names_lose_what_is_of_another_machine(given_name: str, kept: str) -> None:
+    """Case 29: stored relative, with "/"; of an absolute path only the file's own name."""
     request = parse_request({"loras": [{"name": given_name}, given_name]}, "x")
     assert request.loras == (Lora(name=kept), Lora(name=kept))
     assert "somebody" not in request.model_dump_json()

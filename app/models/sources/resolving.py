@@ -25,6 +25,7 @@ from app.models.sources.cache import REPO, Located, in_cache
 from app.models.sources.choosing import INDEX, components_in, is_pickle
 from app.models.sources.gguf import read_tensors
 from app.models.sources.wholeness import numbers_in, problems_in, tensors_in
+from app.paths import without_home
 from app.strict_json import short
 
 HUB = "hf:"
@@ -59,7 +60,7 @@ def family_of(model: str, known: Sequence[Family], locate: Locate) -> Family:
         return _of_repository(model, known, locate)
     path = _path(model)
     if path.is_dir():
-        return _of_folder(path, written(path), path.name, known)
+        return _of_folder(path, without_home(str(path)), path.name, known)
     if path.is_file():
         return _of_file(path, known, locate)
     raise UsageError(f"model: {short(model)} is not on this machine; choose another folder or file, or a model's name.")
@@ -73,16 +74,6 @@ def repo_of(model: str) -> str:
             f"model: {short(model)} is no repository; write hf:OWNER/NAME, as its page on the hub is called."
         )
     return repo
-
-
-def written(path: Path) -> str:
-    """A folder or file as a request names it: below the person's own folder with "~", since clips and presets are
-    handed on and a user's name is nobody's business.
-    """
-    try:
-        return f"~/{path.relative_to(Path.home()).as_posix()}"
-    except (ValueError, RuntimeError):
-        return str(path)
 
 
 def _path(model: str) -> Path:
@@ -233,7 +224,7 @@ def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
             f"model: {file.name} may have been made from {names}, which are built alike: give it a name that holds one "
             "of these."
         )
-    made = replace(family, name=written(file), aliases=(), repos=(), title=file.stem, called="", file=file)
+    made = replace(family, name=without_home(str(file)), aliases=(), repos=(), title=file.stem, called="", file=file)
     return made.with_folder(folder)
 
 

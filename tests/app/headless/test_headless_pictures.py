@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from diffusers import AutoencoderKLWan
 
 from app.cli import parser
 from app.engine import Clip, Engine
+from app.headless import BatchSettings, share
 from app.models import starter
-from app.presets import own_presets
+from app.presets import decode_code, own_presets, read_source
 from app.presets.files import Preset, save_own
 from app.presets.incoming import from_upload
 from app.request import GenerationRequest
@@ -126,7 +128,7 @@ def test_a_clip_s_settings_kept_as_a_preset_bring_their_picture(pictured: Batch)
 def test_a_missing_lora_and_a_lack_of_memory_cost_their_own_clips_alone(
     pictured: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 35: of three clips the second is made; the others are told with their reasons, and memory is back."""
+    """Cases 29 and 35: of three clips the second is made; the others are told with their reasons, and memory is back."""
     (family,) = starter.FAMILIES
     monkeypatch.setattr(starter, "FAMILIES", (replace(family, takes=family.takes | {"lora"}),))
     lora_files.save(pictured.home.loras / "soft.safetensors", lora_files.tensors())
@@ -165,3 +167,27 @@ def test_a_missing_lora_and_a_lack_of_memory_cost_their_own_clips_alone(
     metadata = read_metadata(clip)
     assert metadata["request"]["loras"] == [{"name": "soft.safetensors", "weight": 1.0, "noise": "auto"}]
     assert metadata["report"]["loras"][0]["layers"] == {"transformer": 6}
+
+
+def test_nothing_that_is_handed_on_tells_a_person_s_own_folder(
+    batch: Batch, tiny_models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 29: model and LoRA are given by their whole paths; clip, preset and share code hold neither."""
+    person = batch.folder
+    monkeypatch.setenv("HOME", str(person))
+    monkeypatch.setenv("USERPROFILE", str(person))
+    shutil.copytree(tiny_models("wan-t2v"), person / "models" / "mine")
+    lora_files.save(batch.home.loras / "styles" / "soft.safetensors", lora_files.tensors())
+    given = {"model": str(person / "models" / "mine"), "loras": [str(person / "loras" / "soft.safetensors")]}
+    preset = batch.preset("mine", width=128, height=128, **given)
+    assert batch.run(preset) == 0, batch.stderr
+    (clip,) = batch.clips
+    code = io.StringIO()
+    assert share(preset, BatchSettings(home=batch.home), code) == 0
+    shared = decode_code(code.getvalue())
+    kept = save_own(batch.home, Preset.of(read_source(preset)[0].request, "Mine"))
+    for handed_on in (clip.read_bytes(), kept.read_bytes(), json.dumps(shared).encode()):
+        assert str(person).encode() not in handed_on
+    assert (shared["model"], shared["loras"][0]["name"]) == ("~/models/mine", "soft.safetensors")
+    assert read_metadata(clip)["asked"]["model"] == "~/models/mine"
+    assert batch.run(code.getvalue(), assignments=("steps=1",)) == 0, "it is found again all the same"

@@ -1,6 +1,8 @@
 """What a batch refuses before anything loads: one sentence, the right code, nothing written."""
 
 import errno
+import json
+import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,19 @@ import pytest
 from app import cli
 from app.presets import encode_code
 from app.request import GenerationRequest
+from app.video.outputs import safe_stem
 from tests.app.headless.batches import SMALL, Batch
+from tests.app.standin import StandIn
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"kinetile": 1, "request": {"steps": 3,}}', "line 1"),
+        (
+            '{"kinetile": 1, "request": {"steps": 3,}}',
+            "bad.json, line 1, column 40: a key in double quotes",
+        ),
+        ('{\n  "kinetile": 1,\n  "request": {"steps": [3,]}\n}', "bad.json, line 3, column 27: a value was expected"),
         ('{"kinetile": 1, "request": {"steps": "many"}}', "request.steps"),
         ('{"kinetile": 1, "request": {"guidance": NaN}}', "NaN"),
         ('{"kinetile": 1, "request": {"steps": 0}}', "request.steps"),
@@ -36,6 +44,7 @@ from tests.app.headless.batches import SMALL, Batch
 def test_a_bad_preset_is_one_clear_sentence_and_nothing_is_written(
     batch: Batch, no_loading: None, content: str, words: str
 ) -> None:
+    """Case 25: with file, line and column where JSON itself is broken; the good one beside it is not made either."""
     path = batch.folder / "bad.json"
     path.write_text(content, encoding="utf-8")
     assert batch.run(batch.preset("good"), str(path)) == 2
@@ -43,6 +52,33 @@ def test_a_bad_preset_is_one_clear_sentence_and_nothing_is_written(
     assert len(batch.stderr.strip().splitlines()) == 1
     assert "Traceback" not in batch.stderr
     assert not batch.files
+
+
+@pytest.mark.parametrize("value", ["../../evil", "/tmp/evil", "C:\\evil", "a/../../b", "CON", "nul\0byte", "link/evil"])
+def test_a_preset_says_nothing_of_where_a_clip_goes(batch: Batch, no_loading: None, value: str) -> None:
+    """Case 28: neither beside its request nor in it, whatever the key and the source."""
+    batch.home.outputs.joinpath("link").symlink_to(batch.folder, target_is_directory=True)
+    before = sorted(batch.folder.rglob("*"))
+    for key in ("name", "file", "filename", "output", "out", "folder", "stem", "home"):
+        wholes = [{"kinetile": 1, key: value, "request": SMALL}, {"kinetile": 1, "request": SMALL | {key: value}}]
+        paths = [batch.folder / name for name in ("beside.json", "inside.json", "batch.jsonl")]
+        for path, whole in zip(paths, [*wholes, SMALL | {key: value}], strict=True):
+            path.write_text(json.dumps(whole), encoding="utf-8")
+        assert batch.run(*map(str, paths)) == 2
+        assert [f"{key}: there is no such key" in line for line in batch.stderr.splitlines()] == [True] * 3
+        for path in paths:
+            path.unlink()
+    assert sorted(batch.folder.rglob("*")) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such file names")
+@pytest.mark.parametrize("name", ["C:\\evil", "CON", "..\\..\\evil", "\u202egnp.exe", "é" * 120])
+def test_a_preset_s_own_name_leads_nowhere_else(batch: Batch, name: str) -> None:
+    """Case 28: the clip is named after its source, inside the folder and legal on every system."""
+    assert batch.run(batch.preset(name), make_engine=StandIn) == 0, batch.stderr
+    (clip,) = batch.clips
+    assert clip.stem == safe_stem(clip.stem)
+    assert clip.resolve().parent == batch.out.resolve()
 
 
 def test_all_that_is_wrong_is_said_at_once(batch: Batch, no_loading: None) -> None:
@@ -123,6 +159,7 @@ def test_a_read_only_folder_is_found_first(batch: Batch, no_loading: None, monke
 
 
 def test_a_full_disk_is_found_first(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 34."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("app.video.outputs.shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
     assert batch.run(batch.preset("good")) == 3
@@ -131,6 +168,7 @@ def test_a_full_disk_is_found_first(batch: Batch, no_loading: None, monkeypatch:
 
 
 def test_a_missing_encoder_is_found_first(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 32."""
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(batch.folder / "no-ffmpeg"))
     assert batch.run(batch.preset("good")) == 3
     assert "ffmpeg" in batch.stderr

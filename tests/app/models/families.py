@@ -4,6 +4,7 @@ clips that are made, repeated and accelerated.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Iterator
@@ -119,6 +120,35 @@ def check_schedulers(family: Family, folder: Path) -> None:
         if request.shift is not None:
             assert made.config[SCHEDULERS[name][1]] == request.shift
             assert made.config.get("use_flow_sigmas", True)
+        for steps in {*map(family._possible_steps, (1, 2, 1000))}:
+            _check_walk(name, request.shift, json.dumps(dict(own.config), default=str, sort_keys=True), steps[0])
+
+
+@functools.cache  # families share their schedulers
+def _check_walk(name: str, shift: float | None, config: str, steps: int) -> None:
+    """A transformer that is always right leads to the picture, from the first step to the last. Case 22."""
+    import torch
+
+    made = scheduler_for(GenerationRequest(scheduler=name, shift=shift), json.loads(config))
+    made.set_timesteps(steps, **({"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}))
+    assert len(made.timesteps) == steps, "no schedule is empty"
+    generator = torch.Generator().manual_seed(0)
+    picture = torch.linspace(-1, 1, 16).reshape(1, 1, 1, 4, 4)
+    latents, older = torch.randn(picture.shape, generator=generator), None
+    for index, moment in enumerate(made.timesteps):
+        if hasattr(made, "sigmas") and made.config.get("prediction_type", "flow_prediction") == "flow_prediction":
+            left = made.sigmas[index] - made.sigmas[-1]
+            told = (latents - picture) / left if left else torch.zeros_like(latents)
+        else:  # v-prediction
+            kept = made.alphas_cumprod[int(moment)]
+            noise = (latents - kept.sqrt() * picture) / (1 - kept).sqrt()
+            told = kept.sqrt() * noise - (1 - kept).sqrt() * picture
+        if type(made).__name__ == "CogVideoXDPMScheduler":
+            before = made.timesteps[index - 1] if index else None
+            latents, older = made.step(told, older, moment, before, latents, generator=generator, return_dict=False)
+        else:
+            latents = made.step(told, moment, latents, return_dict=False)[0]
+    assert torch.allclose(latents, picture, atol=1e-5), (name, steps)
 
 
 # -- clips ------------------------------------------------------------------------------------------------------------

@@ -87,6 +87,7 @@ def test_the_real_encoder_is_proved_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_ffmpeg_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 32."""
     import imageio_ffmpeg
 
     def none() -> str:
@@ -106,6 +107,7 @@ def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @needs_shell
 def test_an_ffmpeg_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 32."""
     stand_in(monkeypatch, tmp_path, 'sys.exit("noise\\n" * 50 + "Unknown encoder \'libx264\'")')
     with pytest.raises(CannotRunError, match="Unknown encoder 'libx264'") as caught:
         ffmpeg.check_encoder()
@@ -115,6 +117,7 @@ def test_an_ffmpeg_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @needs_shell
 def test_an_ffmpeg_without_x264_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 32."""
     stand_in(monkeypatch, tmp_path, "print(' V....D libx264rgb  no\\n V....D mpeg4  no')")
     with pytest.raises(CannotRunError, match=r"no H.264 encoder libx264"):
         ffmpeg.check_encoder()

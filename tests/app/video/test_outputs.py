@@ -54,6 +54,7 @@ def test_stem_of(text: str, stem: str) -> None:
 
 @pytest.mark.parametrize("text", ["红" * 120, "🚀" * 90, "x" * 5000, "é" * 100])
 def test_long_stems_are_cut_by_bytes_between_characters(text: str) -> None:
+    """Case 31."""
     stem = outputs.safe_stem(text)
     assert 117 <= len(stem.encode()) <= outputs.MAX_STEM_BYTES
     assert text.startswith(stem)
@@ -82,6 +83,7 @@ def test_check_space_passes_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_check_space_says_how_much_is_missing(tmp_path: Path) -> None:
+    """Case 34."""
     with pytest.raises(CannotRunError, match=r"free, but this run may need 4096\.0 GiB.*--out") as caught:
         outputs.check_space(tmp_path, 2**42)
     assert caught.value.exit_code == 3
@@ -217,6 +219,7 @@ def test_only_old_drafts_are_swept(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="makes a path near Linux's and macOS's own limit")
 def test_a_name_too_long_for_the_place_becomes_clip(tmp_path: Path) -> None:
+    """Case 31: the clip itself is kept."""
     deep = tmp_path
     room = os.pathconf(tmp_path, "PC_PATH_MAX") - 60  # "clip" with its token still fits, 120 bytes do not
     while len(str(deep)) + 201 < room:

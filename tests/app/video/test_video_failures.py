@@ -59,6 +59,7 @@ def kept_pictures(folder: Path, frames: video.Frames) -> None:
 def test_a_failing_encoder_costs_no_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, kind: type[Exception], words: str
 ) -> None:
+    """Cases 32 and 34: the end of what ffmpeg said is told, and no half-written file has the final name."""
     decoding = "if 'pipe:0' not in args: os.execv(real, [real, *args])\n"
     stand_in(monkeypatch, tmp_path, LISTS_ENCODER + decoding + body)
     frames, out = noise(), tmp_path / "out"
@@ -119,6 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 34, on a real one."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spare"))
     frames = noise(60, 64, 64)
     with pytest.raises(CannotRunError, match=r"The disk that holds .* is full: free some space.*spare"):
