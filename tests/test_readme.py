@@ -134,7 +134,7 @@ def test_a_command_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
             check_assignments(settings.assignments)
 
 
-def check_assignments(assignments: tuple[str, ...]) -> None:
+def check_assignments(assignments: tuple[str | Assignment, ...]) -> None:
     """They can be set, and name models and backends that there are."""
     asked = GenerationRequest().with_set(assignments)
     assert is_source(asked.model) or family_for(asked.model)

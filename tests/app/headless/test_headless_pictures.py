@@ -128,7 +128,7 @@ def test_a_clip_s_settings_kept_as_a_preset_bring_their_picture(pictured: Batch)
 def test_a_missing_lora_and_a_lack_of_memory_cost_their_own_clips_alone(
     pictured: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cases 29 and 35: of three clips the second is made; the others are told with their reasons, and memory is back."""
+    """Cases 29, 35: of three clips the second is made; the others are told with their reasons, and memory is back."""
     (family,) = starter.FAMILIES
     monkeypatch.setattr(starter, "FAMILIES", (replace(family, takes=family.takes | {"lora"}),))
     lora_files.save(pictured.home.loras / "soft.safetensors", lora_files.tensors())
