@@ -32,7 +32,7 @@ from app.models import family_for
 from app.models.sources.resolving import is_source
 from app.presets import read_source
 from app.presets.files import Preset, load_preset
-from app.request import AccelPreferences, GenerationRequest
+from app.request import AccelPreferences, Assignment, GenerationRequest
 from tests.accel.recorded import machine, model, record
 
 ROOT = Path(__file__).parents[1]
