@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from accel import bridge, caches, magnitudes
+from accel.parallel.branches import ELSEWHERE
 from accel.report import Reused
 
 ACTIVE = (0.2, 0.9)
@@ -227,6 +228,8 @@ class StepCaching:
         self.tally.enter(self.watch.step)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if getattr(module, ELSEWHERE, False):  # another rank's call: nothing was computed here, nor saved
+            return
         self.tally.leave()
         if self.mag is not None:
             self.mag.end(self._context().name)

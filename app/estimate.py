@@ -34,7 +34,8 @@ MARGIN = 1.1
 class MemoryNeed:
     """Bytes that a clip will need at most. weights: of the components that are there together, in the dtypes of the
     plan; activations: what text encoder, transformer or VAE need beside them; program: libraries and interpreter.
-    device: "cpu", or the GPU that holds on_device bytes of its device_memory.
+    device: "cpu", or the GPU that holds on_device bytes of its device_memory. processes: of several that make the clip
+    together, each needs all of it.
     """
 
     weights: int
@@ -43,11 +44,12 @@ class MemoryNeed:
     device: str = "cpu"
     device_memory: int = 0
     on_device: int = 0
+    processes: int = 1
 
     @property
     def host(self) -> int:
         """Bytes of the machine's own memory: beside a GPU only the weights on their way, or moved there."""
-        return self.program + self.weights + (self.activations if self.device == "cpu" else 0)
+        return self.processes * (self.program + self.weights + (self.activations if self.device == "cpu" else 0))
 
 
 @dataclass(frozen=True)

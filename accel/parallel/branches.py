@@ -16,6 +16,8 @@ from torch import nn
 from accel.errors import AccelError
 from accel.parallel.exchange import gathered
 
+ELSEWHERE = "_accel_elsewhere"
+
 
 class SplitBranches:
     """Put into `model` by its constructor, taken out by `undo`.
@@ -23,6 +25,7 @@ class SplitBranches:
     pair: a group of two ranks, of which the first computes the first call of each pair of calls and the second the
     second. guided: whether the call that is about to begin belongs to a pair; a single one is computed by both. Step
     caches and tokens dealt out within a branch go in before, and come out after. meet: called before each exchange.
+    The model's ELSEWHERE says of the last call whether it was left to the other one.
     """
 
     def __init__(
@@ -48,11 +51,8 @@ class SplitBranches:
         vars(self._model).pop("forward", None)
         if self._had is not None:
             self._model.forward = self._had
+        vars(self._model).pop(ELSEWHERE, None)
         self._in, self._first = False, None
-
-    def reset(self) -> None:
-        """A clip begins: forget the first call of a pair that never came to its second, of a clip that was stopped."""
-        self._first = None
 
     def __enter__(self) -> SplitBranches:
         return self
@@ -65,8 +65,10 @@ class SplitBranches:
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         if not self._guided():
+            setattr(self._model, ELSEWHERE, False)
             return self._forward(*args, **kwargs)
         turn = 0 if self._first is None else 1
+        setattr(self._model, ELSEWHERE, turn != self._mine)
         latents: torch.Tensor = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         result = self._forward(*args, **kwargs) if turn == self._mine else _empty(self._model, latents, kwargs)
         out: torch.Tensor = result[0]

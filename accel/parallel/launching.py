@@ -1,14 +1,14 @@
 """The ranks of one machine: started together, watched, and all ended when one of them ends wrongly or time is up.
 
 What torchrun does for several machines, in as much as one needs; no torch is imported here. A rank that dies inside an
-exchange leaves the others waiting in it, on a GPU for as long as their patience, so they are ended from outside.
+exchange leaves the others waiting in it, on a GPU for as long as their patience, so they are ended from outside. They
+meet in a file: a port could be taken by the time it is used, and torch would open it to every machine around.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +19,9 @@ from typing import IO
 
 from accel.errors import AccelError
 from accel.parallel.leash import leashed
+
+MEETING = "KINETILE_RANKS_MEET"
+"""In the environment of ranks that one machine started: the file through which they find each other, made by them."""
 
 BROKEN = "another GPU's process ended or did not answer in time"
 """How a rank says that it was not the one that failed."""
@@ -44,9 +47,10 @@ def run_ranks(
     timeout: seconds for all of it. Raises AccelError, one sentence, with every rank gone: when one ends otherwise, or
     when the time is up.
     """
-    shared, whole = {**(os.environ if environ is None else environ), **together(count)}, leashed(list(command))
-    end = time.monotonic() + timeout
+    end, whole = time.monotonic() + timeout, leashed(list(command))
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kinetile-ranks-")))
+        shared = {**(os.environ if environ is None else environ), **together(count, folder)}
         told = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         ranks: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, ranks)
@@ -66,10 +70,10 @@ def run_ranks(
             raise AccelError(_why(ranks, failed, [_last_line(errors) for errors in told]))
 
 
-def together(count: int) -> dict[str, str]:
-    """What the environment of `count` ranks of one job on this machine has in common."""
-    named = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    return {**named, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+def together(count: int, folder: Path) -> dict[str, str]:
+    """What the environment of `count` ranks of one job on this machine has in common. They meet in `folder`, which is
+    this job's alone."""
+    return {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), MEETING: str(folder / "meeting")}
 
 
 def _why(ranks: Sequence[subprocess.Popen[bytes]], failed: Sequence[int], lines: Sequence[str]) -> str:
@@ -102,9 +106,3 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
             rank.kill()
     for rank in ranks:
         rank.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

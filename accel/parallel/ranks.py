@@ -2,7 +2,7 @@
 
 Splitting branches exchanges one output a step, splitting tokens four tensors in every layer: so branches come first,
 where a clip is guided and the ranks are even in number. Whoever starts the ranks (torchrun, or launching.py) says by
-the environment who is who.
+the environment who is who and where they meet.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from torch import nn
 from accel.errors import AccelError
 from accel.parallel.branches import SplitBranches
 from accel.parallel.exchange import told
+from accel.parallel.launching import MEETING
 from accel.parallel.sharing import branches_split, token_ranks
 from accel.parallel.tokens import SplitTokens, why_not_tokens
 
-NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NAMES = ("RANK", "WORLD_SIZE")
+PLACES = ("MASTER_ADDR", "MASTER_PORT")
 PATIENCE = 600.0
 """Seconds that a rank waits for the others: longer than loading a model takes on the slowest of them."""
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = "lo" if sys.platform == "linux" else ""
 
 
 @dataclass
@@ -66,10 +69,11 @@ class Ranks:
 def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
     """This process as one of its job's ranks: over NCCL with a GPU each, over gloo on CPUs.
 
-    patience: seconds after which a rank that waits for another gives up. Raises AccelError when the environment does
-    not say who is who, or the machine has fewer GPUs than ranks.
+    patience: seconds after which a rank that waits for another gives up; over NCCL that ends the process. Raises
+    AccelError when the environment does not say who is who, or the machine has fewer GPUs than ranks.
     """
-    missing = [name for name in NAMES if name not in os.environ]
+    meeting = os.environ.get(MEETING)
+    missing = [name for name in (*NAMES, *(() if meeting else PLACES)) if name not in os.environ]
     if missing:
         raise AccelError(f"{', '.join(missing)} not set: start this with python -m torch.distributed.run")
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -82,17 +86,26 @@ def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
         # multicast over NVLink asks the driver for memory that containers and shared hosts often don't give
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    elif os.environ["MASTER_ADDR"] in LOCAL and sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to itself
+    if LOOPBACK and (meeting or os.environ["MASTER_ADDR"] in LOCAL):
+        # no other machine has to reach them, and a host's own name need not lead to itself
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, LOOPBACK)
     limit = timedelta(seconds=patience)
     with told():
-        dist.init_process_group(_transport(device), timeout=limit)
+        transport, store = "nccl" if device.type == "cuda" else "gloo", _store(meeting, count, limit)
+        dist.init_process_group(transport, timeout=limit, store=store, rank=rank, world_size=count)
     yield Ranks(rank, count, device, limit)
     dist.destroy_process_group()  # after an error it would wait for the others
 
 
-def _transport(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+def _store(meeting: str | None, count: int, limit: timedelta) -> Any:
+    """Where the ranks find each other; None for torch's own, at an address."""
+    if meeting is None:
+        return None
+    known: Any = dist  # which does not say in its types that it has them
+    store = known.FileStore(meeting, count)
+    store.set_timeout(limit)
+    return store
 
 
 def why_not(model: nn.Module, count: int, guided: bool) -> str:
@@ -101,9 +114,9 @@ def why_not(model: nn.Module, count: int, guided: bool) -> str:
 
 
 class Shared:
-    """`model` shared by all ranks until `undo`. guided: whether a step has two calls, see SplitBranches; asked before
-    each call. planned: whether the clip to come is guided, which decides how the ranks are dealt out. meet: called
-    before the two branches exchange their outputs, to see whether the other ranks still come.
+    """`model` shared by all ranks until `undo`, for one clip. guided: whether a step has two calls, see SplitBranches;
+    asked before each call. planned: whether the clip to come is guided, which decides how the ranks are dealt out.
+    meet: called before the two branches exchange their outputs, to see whether the other ranks still come.
 
     Accelerators are installed before and removed after. Raises AccelError.
     """
@@ -119,21 +132,13 @@ class Shared:
         halved = branches_split(ranks.count, planned)
         if reason := why_not(model, ranks.count, planned):
             raise AccelError(reason)
-        self._stack = ExitStack()
-        self._branches: SplitBranches | None = None
         tokens, pair = ranks.groups(halved)
         with ExitStack() as stack:
             if dist.get_world_size(tokens) > 1:
                 stack.callback(SplitTokens(model, tokens).undo)
             if pair is not None:
-                self._branches = SplitBranches(model, pair, guided, meet)
-                stack.callback(self._branches.undo)
+                stack.callback(SplitBranches(model, pair, guided, meet).undo)
             self._stack = stack.pop_all()
-
-    def reset(self) -> None:
-        """A clip begins."""
-        if self._branches is not None:
-            self._branches.reset()
 
     def undo(self) -> None:
         """The model computes everything itself again. A second call does nothing."""

@@ -102,7 +102,6 @@ class Engine:
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        self._ranks.unshare()
         loaded.pipeline.maybe_free_model_hooks()
         del loaded
         _collect()
@@ -247,7 +246,6 @@ class Engine:
             first = _found(error, run.steps)  # the text alone: the error's frames hold the latents
         if not loaded.engaged.accelerated:
             raise JobFailedError(f"{first}, with {backends}, so no clip was saved: try another seed or less guidance.")
-        self._ranks.unshare()
         with loaded.engaged.reference():
             try:
                 frames = self._attempt(loaded, run, REFERENCE)
@@ -256,8 +254,6 @@ class Engine:
             else:
                 note = f"{first}, with {backends}; the clip was made again with {REFERENCE}."
                 return frames, {**self._ranks.signs(loaded.engaged.report()), "retried": note}
-            finally:
-                self._ranks.unshare()
         raise JobFailedError(
             f"{first}, with {backends}, and with {REFERENCE} again ({again}), so no clip was saved: "
             "try another seed, less guidance or --accel dtype=float32."
@@ -290,8 +286,7 @@ class Engine:
         run.tell()
         try:
             with self._ranks.section():
-                self._ranks.share(pipeline, several.is_guided(request))
-                with watcher:
+                with self._ranks.shared(pipeline, several.is_guided(request)), watcher:
                     arguments = arguments_for(pipeline, run.family, request, watcher.step_end, run.pictures.by_field)
                     if not self._ranks.first:
                         pipeline(**{**arguments, "output_type": "latent"})

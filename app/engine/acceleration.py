@@ -220,7 +220,8 @@ def _decided(
         told = f"The accelerators it was made with can't be read ({why}); those that the request asks for are used."
         return Decision(plan_for(described, preferences_of(request), measured, shared), (told,), shared)
     seen = described if shared is None else shared.seen[-1]
-    plan = plan_for(described, recorded_plans.as_recorded(machine(), then, seen), None, shared)
+    wishes = recorded_plans.as_recorded(machine(), then, seen)
+    plan = plan_for(described, wishes if shared is None else shared.possible(wishes), None, shared)
     return Decision(plan, recorded_plans.differences(then, plan), shared)
 
 

@@ -44,13 +44,9 @@ class Alone:
         """Whether to stop here, asked between blocks: the same answer on all ranks that share a forward's tokens."""
         return stop
 
-    def share(self, pipeline: Any, guided: bool) -> None:
-        """Deal out the forwards of `pipeline`, whose accelerators are in. Asked again for the same, it only begins
-        another clip.
-        """
-
-    def unshare(self) -> None:
-        """Every rank computes all by itself again. Before accelerators are taken out."""
+    def shared(self, pipeline: Any, guided: bool) -> contextlib.AbstractContextManager[None]:
+        """While entered, the forwards of `pipeline`, whose accelerators are in, are dealt out."""
+        return contextlib.nullcontext()
 
     def signs(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report, with whose it is."""

@@ -7,6 +7,7 @@ it is refused there, unless the environment's KINETILE_RANKS_ON_CPU says that it
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,19 +60,25 @@ class Sharing:
 
     def plan(self, make: Make, wishes: Preferences) -> Plan:
         """One plan for all ranks, on the first one's device. Raises PlanError, PlanRefusedError."""
+        if reason := self._why_not_cache(wishes):
+            raise PlanRefusedError(f"gpus={self.count}: {reason}.")
         wishes = replace(wishes, device=self.devices[0])
         plans = [make(seen, wishes) for seen in self.seen]
-        if len({_attention(plan) for plan in plans}) > 1:
-            # ranks with one head more than others must not compute it by another kernel
-            plans = [make(seen, replace(wishes, attention="sdpa")) for seen in self.seen]
-        plan = plans[0]
-        stage, share = plan.stage("transformer"), sharing.token_ranks(self.count, self.guided)
-        cache = "none" if stage is None else stage.cache.engaged
-        if reason := sharing.why_not_cache(cache, share):
-            if wishes.cache != "auto":
-                raise PlanRefusedError(f"gpus={self.count}: {reason}.")
-            return self.plan(make, replace(wishes, cache="none"))
-        return plan
+        chosen = [_attention(plan) for plan in plans]
+        if len(set(chosen)) == 1:
+            return plans[0]
+        # ranks with one head more than others must not compute it by another kernel
+        why = f"it would be {' here and '.join(chosen)} there, since not all GPUs have as many heads; all take this"
+        return _with_attention(make(self.seen[0], replace(wishes, attention="sdpa")), wishes.attention, why)
+
+    def possible(self, wishes: Preferences) -> Preferences:
+        """`wishes` less what can't be shared: of a recorded plan as much is kept as can be."""
+        return replace(wishes, cache="auto") if self._why_not_cache(wishes) else wishes
+
+    def _why_not_cache(self, wishes: Preferences) -> str:
+        """`auto` never chooses a step cache."""
+        share = sharing.token_ranks(self.count, self.guided)
+        return "" if wishes.cache == "auto" else sharing.why_not_cache(wishes.cache, share)
 
     def on(self, plan: Plan, rank: int) -> Plan:
         """The same plan on that rank's own device."""
@@ -104,13 +111,15 @@ def sharing_for(machine: Machine, traits: ModelTraits, request: GenerationReques
 
 
 def gpus_for(machine: Machine, count: int) -> list[Gpu]:
-    """The GPUs that share a clip; none where ON_CPU says that the CPU stands in. Raises CannotRunError when there are
-    too few.
+    """The GPUs that share a clip, of one architecture: one plan is made for all of them, and the slowest is waited for.
+    None where ON_CPU says that the CPU stands in. Raises CannotRunError when there are too few.
     """
     usable = sorted((gpu for gpu in machine.usable_gpus() if gpu.vendor != "apple"), key=lambda gpu: gpu.index)
-    if len(usable) < count and (usable or os.environ.get(ON_CPU) != "1"):
-        raise CannotRunError(_too_few(count, usable, machine.unused_gpus()))
-    return usable[:count]
+    kinds = Counter(gpu.arch for gpu in usable)
+    alike = [gpu for gpu in usable if gpu.arch == kinds.most_common(1)[0][0]]
+    if len(alike) < count and (usable or os.environ.get(ON_CPU) != "1"):
+        raise CannotRunError(_too_few(count, usable, alike, machine.unused_gpus()))
+    return alike[:count]
 
 
 def is_guided(request: GenerationRequest) -> bool:
@@ -138,11 +147,26 @@ def _attention(plan: Plan) -> str:
     return "" if stage is None else stage.attention.engaged
 
 
-def _too_few(count: int, usable: list[Gpu], unused: tuple[str, ...]) -> str:
+def _with_attention(plan: Plan, requested: str, why: str) -> Plan:
+    def told(stage: StagePlan) -> StagePlan:
+        if stage.stage != "transformer":
+            return stage
+        return replace(stage, attention=replace(stage.attention, requested=requested, reasons=(why,)))
+
+    return replace(plan, stages=tuple(told(stage) for stage in plan.stages))
+
+
+def _too_few(count: int, usable: list[Gpu], alike: list[Gpu], unused: tuple[str, ...]) -> str:
     if not usable:
         why = f" ({'; '.join(unused)})" if unused else ""
         return (
             f"gpus={count}: this machine has no GPU that can be used here{why}; leave it at 1, which runs on the CPU."
+        )
+    if len(alike) < len(usable):
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in usable))
+        return (
+            f"gpus={count}: GPUs that share a clip must be of one architecture, and this machine has {names}; take at "
+            f"most {len(alike)}."
         )
     found = "one GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
     return f"gpus={count}: this machine has {found} that can be used; take at most {len(usable)}."

@@ -57,9 +57,6 @@ class Together(Alone):
         self._all = self._group(list(range(ranks.count)))
         self._near: dict[bool, Any] = {}
         self._now: Any = None
-        self._shared: list[Shared] = []
-        self._kept: tuple[int, bool] | None = None
-        self._pipeline: Any = None
         self._left = False
 
     def decide(
@@ -103,31 +100,22 @@ class Together(Alone):
             dist.all_reduce(flag, dist.ReduceOp.MAX, self._now)
         return bool(flag.item())
 
-    def share(self, pipeline: Any, guided: bool) -> None:
-        models = [model for name in ("transformer", "transformer_2") if (model := getattr(pipeline, name, None))]
-        key = (id(models[0]), guided)
-        if self._kept != key:
-            self.unshare()
-            self._now = self._near_group(branches_split(self._ranks.count, guided))
-            for model in models:
-                self._shared.append(Shared(model, self._ranks, guided, self._is_guided, lambda: self.meet(False)))
-            self._kept = key
-        self._pipeline = pipeline  # there may be several around the same transformer
-        for shared in self._shared:
-            shared.reset()
+    @contextlib.contextmanager
+    def shared(self, pipeline: Any, guided: bool) -> Iterator[None]:
+        def paired() -> bool:
+            return bool(getattr(pipeline, "do_classifier_free_guidance", False))
 
-    def unshare(self) -> None:
-        while self._shared:
-            self._shared.pop().undo()
-        self._kept, self._pipeline = None, None
+        self._now = self._near_group(branches_split(self._ranks.count, guided))
+        with contextlib.ExitStack() as stack:
+            for name in ("transformer", "transformer_2"):
+                if (model := getattr(pipeline, name, None)) is not None:
+                    stack.enter_context(Shared(model, self._ranks, guided, paired, lambda: self.meet(False)))
+            yield
 
     def signs(self, report: dict[str, Any]) -> dict[str, Any]:
         return {**report, "counted_by": f"the first of {self._ranks.count} ranks, its own calls alone"}
 
     # -- inside --
-
-    def _is_guided(self) -> bool:
-        return bool(getattr(self._pipeline, "do_classifier_free_guidance", False))
 
     def _near_group(self, halved: bool) -> Any:
         """Those that share a forward's tokens with this rank, None where it computes a whole one. Every rank asks."""

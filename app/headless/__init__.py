@@ -96,6 +96,7 @@ class _Batch:
         except KinetileError as error:
             return [], [error], self._refuse([error])
         self._outcomes, problems = ([], []) if queued else prepare(sources or [FIRST], settings)
+        problems = problems or self._not_over_ray()
         if problems:
             return [], problems, self._refuse(problems)
         try:
@@ -108,6 +109,18 @@ class _Batch:
         finally:
             if self._cluster is not None:
                 self._cluster.close()
+
+    def _not_over_ray(self) -> list[KinetileError]:
+        """Why clips can't be made over Ray, which gives each of its engines one GPU."""
+        if not self._settings.ray:
+            return []
+        several = [outcome for outcome in self._outcomes if outcome.spec.request.accel.gpus > 1]
+        found = dict.fromkeys(
+            f"{outcome.spec.origin}: gpus={outcome.spec.request.accel.gpus} can't be had with --ray, which gives each "
+            "engine one GPU; leave one of the two out."
+            for outcome in several
+        )
+        return [UsageError(text) for text in found]
 
     def _open_service(self) -> Service:
         """The queue here, or in a cluster's service. Raises KinetileError."""

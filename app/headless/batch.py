@@ -152,8 +152,12 @@ def asked_in(sources: Sequence[str], settings: BatchSettings) -> list[NamedReque
 
 
 def recorded_plan(named: NamedRequest, settings: BatchSettings) -> Any:
-    """The accelerators that a clip was made with, to be used again, unless the person asks for others now."""
-    return None if "accel" in settings.written or named.metadata is None else named.metadata.get("plan")
+    """The accelerators that a clip was made with, to be used again, unless the person asks for others now; on more
+    GPUs, too.
+    """
+    keys = {Assignment.of(one).key for one in settings.assignments} - {"accel.gpus"}
+    forced = any(key.partition(".")[0] == "accel" for key in keys)
+    return None if forced or named.metadata is None else named.metadata.get("plan")
 
 
 def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import accel
@@ -13,9 +14,9 @@ from accel.readouts import ranking, store
 from accel.readouts.results import Results
 from accel.types import Choice, Kind, Preferences, StageName
 from app.answers import Accelerator, PlanAnswer
-from app.engine import acceleration, loading
+from app.engine import acceleration, loading, several
 from app.engine.room import room_of
-from app.errors import UsageError
+from app.errors import PlanRefusedError, UsageError
 from app.estimate import memory_need
 from app.models import family_for
 from app.paths import Home
@@ -65,7 +66,10 @@ def _plan(request: GenerationRequest, recorded: Any, home: Home) -> PlanAnswer:
     decision = acceleration.decide(family, request, recorded, home.cache)
     assert family.folder is not None, "decide refuses a model that is not on this machine"
     described = acceleration.traits(family.folder, *_size(request), home.cache)
-    need = memory_need(family.folder, described, decision.data, request, _device_memory(decision.device))
+    shared = decision.shared
+    memory = _device_memory(decision.device) if shared is None else shared.memory
+    need = memory_need(family.folder, described, decision.data, request, memory)
+    need = need if shared is None else replace(need, processes=shared.count)
     summary = acceleration.summary(decision.data)
     return PlanAnswer(decision.data, summary, need, decision.differences, _unused_gpus(decision))
 
@@ -99,7 +103,8 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
     family = family_for(request.model)
     described = acceleration.traits(acceleration.folder_of(family), *_size(request), home.cache)
     wishes = acceleration.preferences_of(request)
-    plan = acceleration.plan_for(described, wishes, acceleration.readouts(described, family.name, home.cache))
+    shared = several.sharing_for(acceleration.machine(), described, request)
+    plan = acceleration.plan_for(described, wishes, acceleration.readouts(described, family.name, home.cache), shared)
     results = store.load(acceleration.machine(), acceleration.results_in(home.cache)).current
     measured = ranking.figures(results, described)
     rows = []
@@ -112,7 +117,7 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
             name = item.name
             on = choice.engaged == name or (item.reference and choice.engaged == "stock")
             figures = measured.get((stage, kind, name))
-            refusals = () if on else _refusals(described, replace(wishes, **{setting: name}))
+            refusals = () if on else _refusals(described, replace(wishes, **{setting: name}), shared)
             rows.append(
                 Accelerator(
                     setting=setting,
@@ -127,11 +132,15 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                     **({} if figures is None else asdict(figures)),
                 )
             )
-    return (*rows, *_caches(described, wishes, plan, results))
+    return (*rows, *_caches(described, wishes, plan, results, shared))
 
 
 def _caches(
-    described: accel.ModelTraits, wishes: Preferences, plan: accel.Plan, results: Results | None
+    described: accel.ModelTraits,
+    wishes: Preferences,
+    plan: accel.Plan,
+    results: Results | None,
+    shared: several.Sharing | None,
 ) -> tuple[Accelerator, ...]:
     """A row for each step cache, and one for none."""
     stage = plan.stage("transformer")
@@ -141,7 +150,7 @@ def _caches(
     rows = []
     for name, title in ((caches.NONE, "Every step computed"), *((one.name, one.title) for one in caches.CACHES)):
         on, plain = choice.engaged.partition(":")[0] == name, name == caches.NONE
-        refusals = () if on or plain else _refusals(described, replace(wishes, cache=name))
+        refusals = () if on or plain else _refusals(described, replace(wishes, cache=name), shared)
         off = choice.reasons if plain else ("approximate, so it is only used when chosen", *_meaning(name))
         rows.append(
             Accelerator(
@@ -180,12 +189,15 @@ def readouts(home: Home) -> dict[str, Any]:
     return {"results": results, "stale": stale, "problems": list(shelf.problems)}
 
 
-def _refusals(traits: accel.ModelTraits, wishes: Preferences) -> tuple[str, ...]:
+def _refusals(traits: accel.ModelTraits, wishes: Preferences, shared: several.Sharing | None) -> tuple[str, ...]:
     """Why the wishes can't be kept, empty when they can."""
+    make = partial(accel.make_plan, acceleration.machine())
     try:
-        accel.make_plan(acceleration.machine(), traits, wishes)
+        make(traits, wishes) if shared is None else shared.plan(make, wishes)
     except accel.PlanError as error:
         return tuple(error.reasons)
+    except PlanRefusedError as error:
+        return (str(error).removesuffix("."),)
     return ()
 
 

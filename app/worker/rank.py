@@ -54,8 +54,6 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = Engine) ->
     parser.add_argument("--patience", type=float, required=True)
     options = parser.parse_args(argv)
     end_with(options.parent)
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to itself
     rank = Rank(claim_standard_streams())
     try:
         rank.serve(Home(options.home), options.patience, make_engine)
@@ -83,7 +81,8 @@ class Rank:
         from accel.parallel.ranks import joined  # imports torch
         from app.engine.together import Together
 
-        with joined(patience) as ranks:
+        # the team's patience ends first: it tells a person what was, where NCCL only ends this process
+        with joined(2 * patience) as ranks:
             together = Together(ranks, self._trouble)
             with make_engine(home, together) as engine:
                 self._say({"say": "hello"})

@@ -25,7 +25,7 @@ from accel.parallel.launching import BROKEN, together
 from app.engine import Clip
 from app.engine.acceleration import Decision
 from app.engine.run import OnProgress, ShouldStop
-from app.errors import Cancelled, JobFailedError, KinetileError, error_named
+from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError, error_named
 from app.machine_memory import resident
 from app.paths import Home
 from app.plain import from_data, to_data
@@ -55,6 +55,8 @@ class Team:
         self._links: list[Link] = []
         self._heard: queue.Queue[tuple[int, Message, bytes]] = queue.Queue()
         self._jobs = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        """Where they meet, and the first of them leaves its frames."""
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -74,6 +76,8 @@ class Team:
         for link in links:
             link.kill()
         self._heard = queue.Queue()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def generate(
         self,
@@ -89,24 +93,27 @@ class Team:
         """
         begun = time.monotonic()
         clip = _Job(self, on_progress, should_stop)
+        if any(link.worker.wait(0) for link in self._links):  # while nothing was made
+            self.close()
         if not self._links:
             self._start()
             clip.wait(lambda said: len(said) == len(self), "hello")
         waited = time.monotonic() - begun
         self._jobs += 1
         clip.number = self._jobs
-        with tempfile.TemporaryDirectory(prefix="kinetile-ranks-") as folder:
-            frames = Path(folder) / "frames.npy"
-            for rank, link in enumerate(self._links):
-                assert decision.shared is not None
-                plan = decision.shared.on(decision.plan, rank).to_dict()
-                message = {"do": "generate", "job": clip.number, "request": to_data(request), "plan": plan}
-                message |= {"ran_on": decision.ran_on, "previews": previews, "expected": dict(expected)}
-                link.send({**message, "frames": str(frames)})
-            said = clip.wait(lambda said: len(said) == len(self), "done", "failed", "cancelled")
-            clip.refuse(said)
-            peak = sum(int(one.get("memory") or 0) for one in said.values())
-            made = _clip(said[0]["clip"], np.load(frames), decision, peak)
+        assert self._folder is not None
+        frames = Path(self._folder.name) / "frames.npy"
+        for rank, link in enumerate(self._links):
+            assert decision.shared is not None
+            plan = decision.shared.on(decision.plan, rank).to_dict()
+            message = {"do": "generate", "job": clip.number, "request": to_data(request), "plan": plan}
+            message |= {"ran_on": decision.ran_on, "previews": previews, "expected": dict(expected)}
+            link.send({**message, "frames": str(frames)})
+        said = clip.wait(lambda said: len(said) == len(self), "done", "failed", "cancelled")
+        clip.refuse(said)
+        peak = sum(int(one.get("memory") or 0) for one in said.values())
+        made = _clip(said[0]["clip"], np.load(frames), decision, peak)
+        frames.unlink()
         longer = {name: made.timings.get(name, 0.0) + waited for name in ("load", "total")}
         return replace(made, timings={**made.timings, **longer})
 
@@ -126,9 +133,10 @@ class Team:
 
     def fallen(self, place: str, first: int) -> KinetileError:
         """The error for ranks of which `first` ended; the others are ended with it."""
-        # an ended rank takes others along; the one that was killed or crashed is the cause
+        # an ended rank takes others along, which NCCL aborts; the one that was killed or crashed is the cause
         dead = {number: link.worker.death() for number, link in enumerate(self._links) if link.worker.wait(0.2)}
-        rank = min(dead, key=lambda number: (not dead[number].signal, number != first), default=first)
+        own = {number: death.signal not in ("", "SIGABRT") for number, death in dead.items()}
+        rank = min(dead, key=lambda number: (not own[number], number != first), default=first)
         death = dead.get(rank, Death("", None))
         self.close()
         last = death.printed.splitlines()[-1][:300] if death.printed and not death.signal else ""
@@ -139,13 +147,17 @@ class Team:
         return error
 
     def _start(self) -> None:
-        shared, self._heard = together(len(self)), queue.Queue()
+        self._heard, self._folder = queue.Queue(), tempfile.TemporaryDirectory(prefix="kinetile-ranks-")
+        shared = together(len(self), Path(self._folder.name))
         for rank, device in enumerate(self.devices):
             place = device.partition(":")[2] or str(rank)  # of the GPU, see `joined`
             options = ("--parent", str(os.getpid()), "--patience", str(self.patience))
-            worker = ProcessWorker(
-                self._home, (*self._command, *options), {**shared, "RANK": str(rank), "LOCAL_RANK": place}
-            )
+            who = {**shared, "RANK": str(rank), "LOCAL_RANK": place}
+            try:
+                worker = ProcessWorker(self._home, (*self._command, *options), who)
+            except OSError as error:
+                self.close()
+                raise CannotRunError(f"A process for the clip can't be started ({error}).") from error
             hear, heard = partial(self._hear, self._heard, rank), self._heard
             self._links.append(Link(worker, hear, partial(self._hear, heard, rank, {"say": "ended"}, b"")))
 
@@ -186,6 +198,8 @@ class _Job:
     def refuse(self, said: Mapping[int, Message]) -> None:
         """Raise what kept the ranks from making the clip, if anything did."""
         failed = [one for one in said.values() if one["say"] == "failed"]
+        if any(BROKEN in one["message"] for one in failed):
+            self._team.close()  # what is broken between them stays so
         if failed:
             # what another rank said of it, or of the connection, only tells that there was something
             raise self._failure(min(failed, key=lambda one: (BROKEN in one["message"], bool(one.get("heard")))))
@@ -199,7 +213,7 @@ class _Job:
                 if self._ticks.get(rank) != message["ticks"]:
                     self._ticks[rank], self._moved = int(message["ticks"]), time.monotonic()
                 return
-            case "trouble":
+            case "trouble" | "failed" if not message["heard"]:
                 if self._trouble is None or BROKEN in self._trouble[1]["message"]:
                     self._trouble = (time.monotonic() if self._trouble is None else self._trouble[0], message)
             case "progress":

@@ -1,4 +1,5 @@
-"""An engine of one rank that misbehaves where a prompt asks for it: `fault:WHAT:RANK`, in the second step.
+"""An engine of one rank that misbehaves where a prompt asks for it: `fault:WHAT:RANK`, in the second step; several at
+once where each asks for another rank.
 
 Run as a module it is a rank (`python -m tests.app.ranked`), started by a team of `TEAM` with little patience.
 """
@@ -31,10 +32,11 @@ class Faulty(Engine):
     """The real engine; its fault happens in a block of the transformer, "nan" where latents are looked at."""
 
     def generate(self, request: GenerationRequest, *args: Any, **named: Any) -> Clip:
-        fault = re.search(r"fault:(\w+):(\d+)", request.prompt)
-        if fault is None or os.environ["RANK"] != fault[2]:
+        faults = {rank: what for what, rank in re.findall(r"fault:(\w+):(\d+)", request.prompt)}
+        fault = faults.get(os.environ["RANK"])
+        if fault is None:
             return super().generate(request, *args, **named)
-        if fault[1] == "nan":
+        if fault == "nan":
             return self._without_numbers(request, *args, **named)
         inner, calls = Watcher._check_together, 0
 
@@ -42,7 +44,7 @@ class Faulty(Engine):
             nonlocal calls
             calls += 1
             if calls == 14:
-                misbehave(fault[1])
+                misbehave(fault)
             inner(self, *given)
 
         Watcher._check_together = check  # type: ignore[method-assign]

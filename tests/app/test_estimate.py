@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ def test_beside_a_gpu_the_host_holds_the_weights_only(model: Path) -> None:
     need = memory_need(model, TRAITS, plan_of("bfloat16", device="cuda:0"), REQUEST, gpu_memory=8 * 2**30)
     assert (need.device, need.device_memory) == ("cuda:0", 8 * 2**30)
     assert need.host == PROGRAM + need.weights
+    assert replace(need, processes=2).host == 2 * need.host, "each of two that make it together holds them"
 
 
 # -- all of it --------------------------------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+from peft import LoraConfig
 
 from accel.backends import fa3_fp8
 from accel.install import install
@@ -69,6 +72,15 @@ def installed(ranks: Ranks) -> Found:
     return {"sdpa": {**found, "calls": (report["served"], report["fallen_back"])}}
 
 
+def adapted(ranks: Ranks) -> Found:
+    """A LoRA takes the place of the layer whose output is put together, and leaves it again."""
+    model = builders.wan_transformer(heads=4)
+    model.add_adapter(LoraConfig(r=2, target_modules=["proj_out", "to_q"], init_lora_weights=False))
+    found = {"with a LoRA": compare(model, ranks, inputs(3, 6, 10))}
+    model.unload_lora()
+    return found | {"without it again": compare(model, ranks, inputs(3, 6, 10))}
+
+
 def fused(ranks: Ranks) -> Found:
     """bf16 with FP8 linears, fused passes and each attention, their kernels emulated."""
     found: Found = {}
@@ -104,11 +116,11 @@ def guided(ranks: Ranks) -> Found:
     with torch.inference_mode():
         alone = [model(**given)[0] for given in (first, second)]
         calls.clear()
-        with Shared(model, ranks, planned=True, guided=lambda: paired) as shared:
+        with Shared(model, ranks, planned=True, guided=lambda: paired):
             got = [[model(**given)[0] for given in (first, second)] for _ in range(2)]
             assert len(calls) == 2, "half of the four calls are another's"
-            model(**first)
-            shared.reset()  # a clip that was stopped between the two
+            model(**first)  # a clip that is stopped between the two
+        with Shared(model, ranks, planned=True, guided=lambda: paired):
             got.append([model(**{**given, "return_dict": True}).sample for given in (first, second)])
             paired = False
             single = model(**first)[0]
@@ -120,6 +132,23 @@ def guided(ranks: Ranks) -> Found:
     }
 
 
+def cached(ranks: Ranks) -> Found:
+    """Guided clips with step caches, each rank its own branch; what the caches count."""
+    found: Found = {}
+    for cache in ("first_block:1", "pyramid:2", "taylorseer:3"):
+        pipeline = builders.wan()
+        put = install(pipeline, builders.plan(cache=cache))
+        counts, clips = [], []
+        for shared in (False, True):
+            with Shared(pipeline.transformer, ranks, planned=True) if shared else nullcontext():
+                clips.append(torch.from_numpy(builders.run_wan(pipeline, steps=6)))
+            counts.append(put.report()["cache"]["transformer"])
+            put.reset()
+        put.remove()
+        found[cache] = {"alone": clips[0], "shared": clips[1], "counts": counts}
+    return found
+
+
 def clip(ranks: Ranks) -> Found:
     """A whole guided clip of a pipeline."""
     pipeline = builders.wan()
@@ -127,6 +156,18 @@ def clip(ranks: Ranks) -> Found:
     with Shared(pipeline.transformer, ranks, planned=True, guided=lambda: bool(pipeline.do_classifier_free_guidance)):
         shared = builders.run_wan(pipeline)
     return {"clip": {"alone": torch.from_numpy(alone), "shared": torch.from_numpy(shared)}}
+
+
+def meets(ranks: Ranks) -> Found:
+    """What of this process other machines could reach."""
+    Shared(builders.wan_transformer(heads=4), ranks, planned=False).undo()
+    return {"reachable": {"shared": torch.tensor([len(reachable())])}}
+
+
+def reachable() -> list[str]:
+    """The addresses beyond this machine's own on which this process listens."""
+    listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
+    return [address for address in listening if address not in ("127.0.0.1", "::1")]
 
 
 def dies(ranks: Ranks) -> Found:
@@ -152,7 +193,7 @@ def waits(ranks: Ranks) -> Found:
 
 
 CASES: dict[str, Callable[[Ranks], Found]] = {
-    one.__name__: one for one in (plain, installed, fused, guided, clip, dies, waits)
+    one.__name__: one for one in (plain, installed, adapted, fused, guided, cached, clip, meets, dies, waits)
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from accel.errors import AccelError
-from accel.parallel.launching import BROKEN, run_ranks
+from accel.parallel.launching import BROKEN, MEETING, run_ranks
 
 WAIT = "import os, sys, time\nrank = int(os.environ['RANK'])\n"
 
@@ -27,11 +27,14 @@ def run(line: str, count: int = 2, timeout: float = 60.0) -> str:
     return ""
 
 
-def test_ranks_know_who_they_are(tmp_path: Path) -> None:
-    names = "'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR'"
+def test_ranks_know_who_they_are_and_where_they_meet(tmp_path: Path) -> None:
+    names = f"'RANK', 'LOCAL_RANK', 'WORLD_SIZE', {MEETING!r}"
     line = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(','.join(os.environ[name] for name in ({names})))"
     assert run(line, 3) == ""
-    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == [f"{one},{one},3,127.0.0.1" for one in range(3)]
+    *told, meetings = zip(*((tmp_path / str(rank)).read_text().split(",") for rank in range(3)), strict=True)
+    assert told == [("0", "1", "2"), ("0", "1", "2"), ("3", "3", "3")]
+    assert len(set(meetings)) == 1
+    assert not Path(meetings[0]).parent.exists(), "the place where they met was left behind"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,18 @@ def job(folder: Path, count: int, *cases: str, patience: float = 120.0, timeout:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    return job(tmp_path_factory.mktemp("two"), 2, "plain", "installed", "guided", "clip", *EMULATED)
+    return job(
+        tmp_path_factory.mktemp("two"),
+        2,
+        "plain",
+        "installed",
+        "adapted",
+        "guided",
+        "cached",
+        "clip",
+        "meets",
+        *EMULATED,
+    )
 
 
 def assert_alike(found: dict[str, Any], least: float = 0.1) -> None:
@@ -60,6 +71,11 @@ def test_installed_attention_serves_inside(two: dict[str, Found]) -> None:
     assert found["calls"] == (12, 0), "three forwards of two layers, self and cross"
 
 
+@pytest.mark.parametrize("name", ["with a LoRA", "without it again"])
+def test_loras_act_inside(two: dict[str, Found], name: str) -> None:
+    assert_alike(two["adapted"][name])
+
+
 @pytest.mark.skipif(not EMULATED, reason="a real sgl_kernel is loaded: nothing to emulate")
 @pytest.mark.parametrize("compile_", ["no", "fused"])
 @pytest.mark.parametrize("attention", ["sdpa", "fa3_fp8"])
@@ -76,6 +92,24 @@ def test_fp8_linears_and_fused_blocks_serve_inside_emulated(
 @pytest.mark.parametrize("name", ["first", "second", "single"])
 def test_the_branches_of_guidance_are_computed_apart(two: dict[str, Found], name: str) -> None:
     assert_alike(two["guided"][name])
+
+
+@pytest.mark.parametrize("cache", ["first_block:1", "pyramid:2", "taylorseer:3"])
+def test_step_caches_count_what_this_rank_saved_and_not_what_another_one_computed(
+    two: dict[str, Found], cache: str
+) -> None:
+    found = two["cached"][cache]
+    assert_alike(found, least=1e-3)
+    alone, shared = found["counts"]
+    assert 0 < alone["served"] < alone["calls"]
+    assert [2 * shared[name] for name in ("calls", "served", "computed")] == [
+        alone[name] for name in ("calls", "served", "computed")
+    ]
+    assert (shared["steps"], shared["steps_reused"]) == (alone["steps"], alone["steps_reused"])
+
+
+def test_no_other_machine_can_reach_the_ranks(two: dict[str, Found]) -> None:
+    assert two["meets"]["reachable"]["shared"].item() == 0
 
 
 def test_a_whole_clip(two: dict[str, Found]) -> None:

@@ -111,6 +111,47 @@ def test_caches_that_look_at_tokens_are_refused_where_tokens_are_shared(h200: Ma
     assert plan.cache.engaged.startswith("first_block")
 
 
+def test_gpus_of_one_architecture_are_taken_and_no_others(h200: Machine) -> None:
+    """One plan is made for all of them: FP8 for instance is not there on every one."""
+    older = replace(h200.gpus[0], name="NVIDIA A100", arch="sm_80")
+    mixed = replace(h200, gpus=tuple(replace(gpu, index=at) for at, gpu in enumerate((older, *h200.gpus, *h200.gpus))))
+    shared = several.sharing_for(mixed, with_heads(40), asked(2))
+    assert shared is not None
+    assert shared.devices == ("cuda:1", "cuda:2")
+    with pytest.raises(CannotRunError) as refused:
+        several.sharing_for(mixed, with_heads(40), asked(3, guidance=1.0))
+    assert str(refused.value) == (
+        "gpus=3: GPUs that share a clip must be of one architecture, and this machine has NVIDIA A100, "
+        f"{h200.gpus[0].name}; take at most 2."
+    )
+
+
+def test_attention_that_not_all_ranks_would_choose_is_said_to_be_nobodys_wish(h200: Machine) -> None:
+    on = with_gpus(h200, 3)
+    shared = several.sharing_for(on, with_heads(40), asked(3))
+    assert shared is not None
+
+    def make(traits: ModelTraits, wishes: Preferences) -> accel.Plan:
+        plan = accel.make_plan(on, traits, wishes)
+        if wishes.attention != "auto" or traits.stage("transformer").heads != 14:  # type: ignore[union-attr]
+            return plan
+        stages = tuple(replace(one, attention=replace(one.attention, engaged="fa3")) for one in plan.stages)
+        return replace(plan, stages=stages)
+
+    choice = shared.plan(make, Preferences()).stage("transformer").attention  # type: ignore[union-attr]
+    assert (choice.requested, choice.engaged) == ("auto", "sdpa")
+    assert choice.reasons[0].startswith("it would be fa3 here and sdpa there, since not all GPUs have as many heads")
+
+
+def test_a_recorded_step_cache_that_can_not_be_shared_is_left_out(h200: Machine) -> None:
+    tokens, branches = (several.sharing_for(with_gpus(h200, 2), with_heads(40), asked(2, one)) for one in (1.0, 4.0))
+    assert tokens is not None
+    assert branches is not None
+    recorded = Preferences(cache="first_block", attention="sdpa")
+    assert tokens.possible(recorded) == Preferences(attention="sdpa")
+    assert branches.possible(recorded) == recorded
+
+
 def test_one_gpu_is_not_shared(h200: Machine) -> None:
     assert several.sharing_for(with_gpus(h200, 1), with_heads(40), asked(1)) is None
 

@@ -15,6 +15,7 @@ from app import video
 from app.engine import Clip, Engine
 from app.errors import CannotRunError, JobFailedError, UsageError
 from app.headless import BatchSettings, share
+from app.headless.batch import prepare
 from app.models.base import Family
 from app.paths import Home
 from app.presets import decode_code, encode_code
@@ -88,6 +89,23 @@ def test_a_strange_clip_may_not_flood_or_command_the_terminal(batch: Batch) -> N
     assert batch.stdout.count("It was made with transformer dtype ?[31mzzz") == 1
     assert len(batch.stdout) < 3000, len(batch.stdout)
     assert "\x1b" not in batch.stdout
+
+
+@pytest.mark.parametrize("assignment", ["accel.gpus=2", "accel.vae=stock"])
+def test_more_gpus_leave_the_recorded_plan_and_other_wishes_do_not(batch: Batch, assignment: str) -> None:
+    batch.run(batch.preset("rocket"))
+    outcomes, problems = prepare([str(batch.clips[0])], BatchSettings(assignments=(assignment,), home=batch.home))
+    assert problems == []
+    assert (outcomes[0].spec.recorded_plan is None) == (assignment != "accel.gpus=2")
+
+
+def test_clips_on_several_gpus_are_refused_over_ray_before_anything_is_looked_at(batch: Batch) -> None:
+    sources = [batch.preset("one"), batch.preset("two", accel={"gpus": 2}), batch.preset("three", accel={"gpus": 4})]
+    assert batch.run(*sources, ray="local") == 2
+    assert "two.json: gpus=2 can't be had with --ray, which gives each engine one GPU; leave one" in batch.stderr
+    assert "gpus=4" in batch.stderr
+    assert "one.json" not in batch.stderr
+    assert "Looking at the machines" not in batch.stdout
 
 
 def test_an_accel_wish_beats_the_recorded_plan(batch: Batch) -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from accel import caches
-from app.engine import Engine, acceleration
+from app.engine import Engine, acceleration, several
 from app.errors import PlanRefusedError, UsageError
 from app.models.base import Family
 from app.paths import Home
+from app.plain import to_data
 from app.request import AccelPreferences, GenerationRequest
-from app.worker.questions import accelerators
+from app.worker.questions import accelerators, answer
 from tests.app.engines import REQUEST
 
 
@@ -36,6 +37,18 @@ def test_every_cache_has_a_row_and_none_is_the_reference(tiny_family: Family, tm
     (pyramid,) = [row for row in compiled if row.name == "pyramid"]
     assert pyramid.state == "unavailable" or not acceleration.machine().compiler
     assert "compile" in pyramid.reasons[0]
+
+
+def test_rows_are_those_of_a_clip_that_several_devices_make(
+    tiny_family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(several.ON_CPU, "1")
+    request = wishing(tiny_family).model_copy(update={"guidance": 1.0, "accel": AccelPreferences(gpus=2)})
+    rows = {row.name: row for row in accelerators(request, Home(tmp_path)) if row.setting == "cache"}
+    assert (rows["first_block"].state, rows["pyramid"].state) == ("unavailable", "off")
+    assert "gpus=2: cache=first_block looks at tokens" in rows["first_block"].reasons[0]
+    need = answer({"do": "plan", "request": to_data(request)}, Home(tmp_path))["memory"]
+    assert need["processes"] == 2
 
 
 def test_a_clip_with_a_cache_says_so_and_repeats(engine: Engine, tiny_family: Family) -> None:

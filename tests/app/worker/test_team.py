@@ -9,20 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
 
+from accel.parallel.launching import BROKEN
 from app.engine import Clip, Engine, several
-from app.errors import Cancelled, JobFailedError
+from app.errors import Cancelled, CannotRunError, JobFailedError
 from app.paths import Home
 from app.progress import Progress
 from app.request import AccelPreferences, GenerationRequest
+from app.worker import team as teams
 from app.worker.engines import WorkerEngine
-from app.worker.supervisor import ROOT
+from app.worker.supervisor import ROOT, Death
+from app.worker.team import Team
+from app.worker.team import _Job as Job
 from tests.app import ranked
 from tests.app.services import until
 
@@ -142,6 +148,29 @@ def test_whatever_becomes_of_a_rank_the_clip_says_it_and_the_next_one_is_made(
         assert not any(psutil.pid_exists(pid) for pid in gone)
 
 
+def test_a_rank_is_killed_while_the_other_one_waits_and_notices_nothing(
+    engine: WorkerEngine, alone: dict[float, Clip]
+) -> None:
+    """As over NCCL, where nobody hears of it: the rank that waits would do so for its whole patience."""
+    engine.generate(on(2, TOKENS))
+    gone, begun = pids(engine), time.monotonic()
+    with pytest.raises(JobFailedError, match=r"Process 2 of 2 ended while .* \(SIGKILL\)"):
+        engine.generate(on(2, TOKENS, "fault:kill:1 fault:hang:0"))
+    assert time.monotonic() - begun < ranked.PATIENCE
+    assert not any(psutil.pid_exists(pid) for pid in gone), "a process was left behind, a zombie at least"
+    assert alike(engine.generate(on(2, TOKENS)), alone[TOKENS])
+
+
+def test_a_rank_that_ends_while_nothing_is_made_costs_no_clip(engine: WorkerEngine, alone: dict[float, Clip]) -> None:
+    engine.generate(on(2))
+    assert engine.team is not None
+    gone, second = pids(engine), engine.team._links[1].worker
+    os.kill(gone[1], signal.SIGKILL)
+    assert second.wait(30)
+    assert alike(engine.generate(on(2)), alone[GUIDED])
+    assert not set(gone) & set(pids(engine))
+
+
 def test_no_numbers_on_one_rank_are_tried_again_by_all_with_the_reference(
     engine: WorkerEngine, alone: dict[float, Clip]
 ) -> None:
@@ -149,6 +178,93 @@ def test_no_numbers_on_one_rank_are_tried_again_by_all_with_the_reference(
     assert "at step 2 of 3" in clip.report["retried"]
     assert clip.frames.shape == alone[TOKENS].frames.shape
     assert alike(engine.generate(on(2, TOKENS)), alone[TOKENS])
+
+
+# -- without processes: what is said, and by whom --
+
+
+class Saying:
+    """A team whose ranks say what a test puts into their mouths; `deaths`: how those that ended did."""
+
+    def __init__(self, home: Home, deaths: Sequence[Death | None] = (None, None)) -> None:
+        self.team = Team(home, ("cuda:0", "cuda:1"))
+        self.closed = 0
+        for death in deaths:
+            worker = Mock(wait=Mock(return_value=death is not None), death=Mock(return_value=death))
+            self.team._links.append(Mock(worker=worker, kill=self._kill))
+
+    def _kill(self) -> None:
+        self.closed += 1
+
+    def say(self, rank: int, **message: Any) -> None:
+        whole = {"kind": "JobFailedError", "detail": "", "out_of_memory": False, "heard": False, **message}
+        self.team._hear(self.team._heard, rank, whole, b"")
+
+    def job(self) -> Job:
+        return Job(self.team, lambda progress: None, lambda: False)
+
+
+def everyone(said: dict[int, Any]) -> bool:
+    return len(said) == 2
+
+
+def test_a_rank_that_fails_where_nobody_meets_does_not_leave_the_others_waiting(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teams, "GRACE", 0.1)
+    saying = Saying(home)
+    saying.say(1, say="failed", message="its picture could not be read")
+    with pytest.raises(JobFailedError, match="its picture could not be read"):
+        saying.job().wait(everyone, "done", "failed")
+    assert saying.closed == 2
+
+
+def test_what_is_broken_between_ranks_is_not_used_again(home: Home) -> None:
+    saying = Saying(home)
+    for rank in range(2):
+        saying.say(rank, say="failed", message=f"{BROKEN} (timed out)")
+    clip = saying.job()
+    with pytest.raises(JobFailedError, match="timed out"):
+        clip.refuse(clip.wait(everyone, "done", "failed"))
+    assert saying.closed == 2
+
+
+def test_ranks_that_failed_where_they_meet_are_kept(home: Home) -> None:
+    saying = Saying(home)
+    saying.say(0, say="failed", message="no such scheduler")
+    saying.say(1, say="failed", message="no such scheduler", heard=True)
+    clip = saying.job()
+    with pytest.raises(JobFailedError, match="no such scheduler"):
+        clip.refuse(clip.wait(everyone, "done", "failed"))
+    assert saying.closed == 0
+
+
+@pytest.mark.parametrize(
+    ("deaths", "first", "named"),
+    [
+        ((Death("", 7, "boom"), Death("SIGABRT", -6)), 0, r"Process 1 of 2 on cuda:0 ended .* \(exit code 7: boom\)"),
+        ((Death("SIGABRT", -6), Death("SIGSEGV", -11)), 0, r"Process 2 of 2 on cuda:1 ended .* \(SIGSEGV\)"),
+        ((Death("SIGABRT", -6), Death("", 1, "gone")), 0, r"Process 1 of 2 on cuda:0 ended .* \(SIGABRT\)"),
+        ((None, Death("SIGKILL", -9)), 1, r"Process 2 of 2 on cuda:1 ended .* \(SIGKILL\)"),
+    ],
+)
+def test_the_rank_that_took_the_others_along_is_named(
+    home: Home, deaths: Sequence[Death | None], first: int, named: str
+) -> None:
+    """NCCL aborts a process whose partner is gone."""
+    saying = Saying(home, deaths)
+    saying.say(first, say="ended")
+    with pytest.raises(JobFailedError, match=named):
+        saying.job().wait(everyone, "done")
+    assert saying.closed == 2
+
+
+def test_a_process_that_can_not_be_started_is_one_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teams, "ProcessWorker", Mock(side_effect=OSError("no more processes")))
+    team = Team(home, ("cpu", "cpu"))
+    with pytest.raises(CannotRunError, match=r"^A process for the clip can't be started \(no more processes\)\.$"):
+        team._start()
+    assert team.pids == ()
 
 
 @pytest.mark.long
