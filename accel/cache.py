@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from accel.reading import read_json
+
 KEPT = 8
 """Records kept; the oldest go. One machine has one per environment it is used from."""
 
@@ -42,8 +44,8 @@ def key(parts: Sequence[str]) -> str:
 def load(name: str, where: Path | None = None) -> dict[str, dict[str, Any]]:
     """Remembered results by task, empty when there are none that can be trusted."""
     try:
-        data = json.loads(((where or folder()) / f"{name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        data = read_json((where or folder()) / f"{name}.json", finite=False)
+    except (OSError, ValueError):
         return {}
     if not isinstance(data, dict):
         return {}

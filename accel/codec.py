@@ -7,11 +7,20 @@ ignored so that a plan written by a newer version can still be read; a missing o
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import types
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """`value` for a message, cut to a readable length whatever it is."""
+    return _SHORT.repr(value)
 
 
 def encode(value: Any) -> Any:
@@ -51,7 +60,7 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
         return _decode_union(get_args(kind), data, path)
     if origin is Literal:
         if data not in get_args(kind):
-            raise ValueError(f"{path} is {data!r}; allowed: {', '.join(map(str, get_args(kind)))}")
+            raise ValueError(f"{path} is {shown(data)}; allowed: {', '.join(map(str, get_args(kind)))}")
         return data
     if kind is float:
         return float(_expect((int, float), data, path))
@@ -80,12 +89,14 @@ def _decode_union(kinds: tuple[Any, ...], data: Any, path: str) -> Any:
             return _decode(kind, data, path)
         except ValueError as error:
             errors.append(str(error))
-    raise ValueError(errors[0] if len(errors) == 1 else f"{path} is {data!r}, which fits none of {len(kinds)} types")
+    raise ValueError(
+        errors[0] if len(errors) == 1 else f"{path} is {shown(data)}, which fits none of {len(kinds)} types"
+    )
 
 
 def _expect(kind: Any, data: Any, path: str) -> Any:
     wrong_bool = isinstance(data, bool) and kind is not bool
     if wrong_bool or not isinstance(data, kind):
         name = " or ".join(k.__name__ for k in kind) if isinstance(kind, tuple) else kind.__name__
-        raise ValueError(f"{path} is {data!r}, expected {name}")
+        raise ValueError(f"{path} is {shown(data)}, expected {name}")
     return data

@@ -7,7 +7,6 @@ with nothing skipped, and they are kept beside accel's other records; from then 
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from accel import cache
+from accel.reading import read_json
 
 MEASURED: dict[str, list[float]] = {}
 """By key, for the length of this process."""
@@ -118,8 +118,8 @@ def _schedule(scheduler: Any) -> str:
 def known(key: str) -> list[float] | None:
     """The ratios measured before, None without any."""
     if key not in MEASURED:
-        with suppress(OSError, ValueError, RecursionError):
-            found = json.loads((_place() / _file(key)).read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError):
+            found = read_json(_place() / _file(key), finite=False)
             if isinstance(found, list) and len(found) > 1 and all(isinstance(one, float) for one in found):
                 MEASURED[key] = found
     return MEASURED.get(key)

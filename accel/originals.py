@@ -8,11 +8,12 @@ one at removing; keeping costs the memory.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from accel.reading import read_json
 
 INDEXES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
@@ -49,7 +50,7 @@ def weights_file(component: nn.Module) -> WeightsFile | None:
     try:
         for index in INDEXES:
             if (folder / f"{index}.index.json").is_file():
-                names = json.loads((folder / f"{index}.index.json").read_text("utf-8"))["weight_map"]
+                names = read_json(folder / f"{index}.index.json")["weight_map"]
                 return WeightsFile({name: folder / shard for name, shard in names.items()}, folder)
             if (folder / index).is_file():
                 with safe_open(folder / index, framework="pt") as file:

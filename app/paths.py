@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,16 +215,12 @@ def slug(title: str, kind: str = "preset") -> str:
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most ``limit`` bytes. Raises UsageError otherwise."""
+    from accel.reading import read_file
+
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{path} is not a file.")
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        return read_file(path, limit)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({getattr(error, 'strerror', None) or error}).") from error
-    if len(data) > limit:
-        raise UsageError(f"{path} has more than {limit:,} bytes; that is too long to be read.")
-    return data
 
 
 def _unwritable(path: Path, why: str) -> str:

@@ -8,12 +8,13 @@ Files of other people can be put there to be looked at; they are stale here by t
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from accel import cache as records
+from accel.codec import shown
+from accel.reading import read_json
 from accel.readouts.results import SCHEMA, Place, Results
 from accel.types import Machine
 
@@ -26,6 +27,10 @@ CODE = (
     *(f"measuring/{name}.py" for name in ("calls", "blocks", "trials", "timing", "micro")),
 )
 """What runs when a backend does, and what measures it: they count as a package of its own."""
+
+
+MAX_WHY = 400
+"""Characters of a reason; it quotes the file."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def load(machine: Machine, where: Path | None = None) -> Shelf:
     for path in paths:
         try:
             found = read(path)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             problems.append(f"{path.name} holds no readouts that can be used: {error}")
             continue
         why = why_stale(found, here)
@@ -107,10 +112,10 @@ def load(machine: Machine, where: Path | None = None) -> Shelf:
 
 def read(path: Path) -> Results:
     """The results in a file. Raises OSError, or ValueError for what is no such file or of another schema."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = read_json(path, finite=False)
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
-        raise ValueError(f"its schema is {schema!r}, this version reads {SCHEMA}")
+        raise ValueError(f"its schema is {shown(schema)}, this version reads {SCHEMA}")
     return Results.from_dict(data)
 
 
@@ -119,14 +124,19 @@ def why_stale(found: Results, here: Place) -> str:
     then = found.place
     if then.fingerprint != here.fingerprint:
         if then.name != here.name:
-            return f"measured on another machine ({then.name})"
+            return _plain(f"measured on another machine ({then.name})")
         return "this machine, its driver, its limits or its environment has changed since"
     changed = [
         f"{name} {then.versions.get(name, 'none')} then, {here.versions.get(name, 'none')} now"
         for name in sorted({*then.versions, *here.versions})
         if then.versions.get(name) != here.versions.get(name)
     ]
-    return f"measured with other versions: {', '.join(changed)}" if changed else ""
+    return _plain(f"measured with other versions: {', '.join(changed)}") if changed else ""
+
+
+def _plain(text: str) -> str:
+    """What other people's files say, as a terminal may get it: of bounded length, nothing that moves its cursor."""
+    return "".join(c if c.isprintable() else "?" for c in text[:MAX_WHY])
 
 
 def save(results: Results, where: Path | None = None) -> str:

@@ -10,7 +10,6 @@ refused.
 import errno
 import importlib
 import inspect
-import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from accel.reading import read_json
 from app.errors import CannotRunError
 from app.models.sources.network import go_offline as go_offline
 
@@ -44,7 +44,7 @@ def components_of(folder: Path) -> dict[str, tuple[str, str]]:
     """
     index = folder / "model_index.json"
     try:
-        entries = json.loads(index.read_text(encoding="utf-8"))
+        entries = read_json(index)
     except FileNotFoundError:
         raise CannotRunError(f"The model's folder {folder} has no model_index.json: fetch the model again.") from None
     except (OSError, ValueError) as error:
@@ -184,7 +184,7 @@ def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:
     """The pipeline that the index names, from its components, the parts it can do without, and its own settings."""
     import diffusers
 
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index = read_json(folder / "model_index.json")
     kind = getattr(diffusers, index["_class_name"])
     known = inspect.signature(kind.__init__).parameters
     absent = {name: None for name, value in index.items() if value == [None, None]}

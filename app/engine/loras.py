@@ -11,7 +11,6 @@ before anything is changed, since diffusers leaves out what it can't place.
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from accel.reading import parse_json
 from app import loras
 from app.errors import UsageError
 from app.loras import LoraFile
@@ -190,7 +190,7 @@ def _converted(pipeline: Any, file: LoraFile) -> tuple[Tensors, dict[str, Any] |
         raise UsageError(f"LoRA {name!r} {problem}")
     try:
         about = (header_of(file.path).get("__metadata__") or {}).get(loras.METADATA)
-        metadata = None if about is None else json.loads(about)
+        metadata = None if about is None else parse_json(about.encode())
         tensors = _prefixed(load_file(file.path))
     except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"LoRA {name!r} can't be read ({error}); get it again.") from error

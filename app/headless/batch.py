@@ -30,6 +30,9 @@ from app.strict_json import short
 from app.video import outputs
 from app.worker.render import versions
 
+MAX_CLIPS = 10_000
+"""Most clips of one run: a small file can ask for ten million."""
+
 State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 
 
@@ -137,6 +140,8 @@ def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outco
         try:
             for named in read_source(source, settings.home):
                 outcomes += _outcomes_of(named, settings, batch, seen)
+                if len(outcomes) > MAX_CLIPS:
+                    raise UsageError(f"{named.origin}: one run makes at most {MAX_CLIPS:,} clips; split the batch.")
         except KinetileError as error:
             problems.append(error)
     return outcomes, problems

@@ -7,11 +7,12 @@ says what it changes. Read from the config.json files alone, by the VAE's class:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from accel.reading import read_json
 
 Config = Mapping[str, Any]
 
@@ -94,7 +95,7 @@ _FACTORS: Mapping[str, Callable[[Config], tuple[int, int]]] = {
 
 def _config(folder: Path) -> Config:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "config.json")
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

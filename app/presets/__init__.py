@@ -36,6 +36,8 @@ from app.validation import closest
 
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 MAX_BATCH_LINES = 10_000
+MAX_LINES = 10 * MAX_BATCH_LINES
+"""Lines that a batch may have with its blank ones, each of which takes its time."""
 _VIDEO = (".mp4", ".m4v", ".mov")
 _BATCH = (".jsonl", ".ndjson")
 
@@ -169,6 +171,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with path.open("rb") as file:
             while line := file.readline(MAX_BYTES + 1):
                 number, total = number + 1, total + len(line)
+                if number > MAX_LINES:
+                    raise UsageError(
+                        f"{path}: a batch has at most {MAX_LINES:,} lines, blank ones too; split the file."
+                    )
                 if total > MAX_BATCH_BYTES:
                     raise UsageError(f"{path}:{number}: a batch has at most {MAX_BATCH_BYTES:,} bytes; split the file.")
                 if line.strip(b"\xef\xbb\xbf \t\r\n"):

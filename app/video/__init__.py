@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.reading import parse_json, read_file
 from app import __version__
 from app.errors import JobFailedError, KinetileError, UsageError
 from app.request import GenerationRequest, parse_request
@@ -43,8 +44,6 @@ DEFAULT_CRF = 18
 """x264's constant quality. Larger is smaller and worse; 0 would be lossless, which browsers do not play."""
 CRF_RANGE = (1, 51)
 _MAX_SIDECAR_BYTES = 4 * mp4.MAX_TAG_BYTES
-_MAX_DEPTH = 32
-_MAX_CONTAINERS = 1_000_000  # brackets in the JSON text: bounds what a hostile file makes Python allocate
 _PICTURE = re.compile(rb"picture (\d{1,5})x(\d{1,5}), edges repeated to even sides")
 
 
@@ -115,7 +114,7 @@ def read_metadata(path: Path | str) -> dict[str, Any]:
         if not sidecar.is_file() or sidecar.stat().st_size > _MAX_SIDECAR_BYTES:
             raise
         try:
-            return _parse(sidecar.read_bytes(), sidecar)
+            return _parse(read_file(sidecar, _MAX_SIDECAR_BYTES), sidecar)
         except OSError as error:
             raise UsageError(f"{sidecar} can't be read ({error.strerror or error}): make it readable.") from error
 
@@ -315,36 +314,11 @@ def _facts(path: Path) -> mp4.Mp4:
 def _parse(text: bytes, path: Path) -> dict[str, Any]:
     """Metadata from a stranger's file: strict JSON, bounded in depth and number of parts. Raises UsageError."""
     unusable = UsageError(f"{path} holds no Kinetile request: use a clip that Kinetile saved and nobody rewrote.")
-    if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
-        raise unusable
     try:
-        value = json.loads(text.decode(), parse_constant=_refuse)
-        _check_parts(value)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise unusable from error
     ours = isinstance(value, dict) and isinstance(value.get("request"), dict) and type(value.get("kinetile")) is int
     if not ours:
         raise unusable
     return dict(value)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
-
-
-def _check_parts(value: Any) -> None:
-    """ValueError for nesting deeper than 32 and for text that is half a surrogate pair. No recursion."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        below: list[Any] = []
-        for part in level:
-            if isinstance(part, dict):
-                below += [*part.keys(), *part.values()]
-            elif isinstance(part, list):
-                below += part
-            elif isinstance(part, str):
-                part.encode()
-        if not below:
-            return
-        level = below
-    raise ValueError("too deep")

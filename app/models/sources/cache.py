@@ -7,11 +7,11 @@ is what HF_HUB_CACHE or HF_HOME say, as the library reads them.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel.reading import read_json
 from app.errors import CannotRunError
 from app.models.sources.choosing import INDEX, needed
 from app.models.sources.wholeness import problems_in
@@ -77,7 +77,7 @@ def _sizes(repo: str, snapshot: Path) -> dict[str, int]:
 
     try:
         tree = get_cached_repo_tree(repo, revision=snapshot.name, cache_dir=snapshot.parents[2])
-        index = json.loads((snapshot / INDEX).read_text(encoding="utf-8"))
+        index = read_json(snapshot / INDEX)
     except (CachedRepoTreeNotFoundError, OSError, ValueError):
         return {}
     sizes = {item.path: int(item.size) for item in tree}

@@ -11,9 +11,12 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
+from accel.reading import open_file
+
 MAX_TEXT = 2**26
 """Longest text accepted; a tokenizer's whole vocabulary comes as many short ones."""
 MAX_ENTRIES = 2**20
+"""Most entries, values of lists and tensors in all: a file of many nothings would be read for ever."""
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _TEXT, _ARRAY = 8, 9
@@ -21,7 +24,7 @@ _TEXT, _ARRAY = 8, 9
 
 def read_tensors(file: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors in a GGUF file. Raises OSError, ValueError for what is none or is cut short."""
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         table = _Table(opened)
         if table.take(4) != b"GGUF":
             raise ValueError("it is no GGUF file")
@@ -45,6 +48,7 @@ def read_tensors(file: Path) -> dict[str, tuple[int, ...]]:
 class _Table:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._left = MAX_ENTRIES
 
     def take(self, size: int) -> bytes:
         data = self._file.read(size)
@@ -56,8 +60,10 @@ class _Table:
         return int(struct.unpack(kind, self.take(struct.calcsize(kind)))[0])
 
     def count(self) -> int:
+        """How many of something follow."""
         found = self.number("<Q")
-        if found > MAX_ENTRIES:
+        self._left -= found
+        if self._left < 0:
             raise ValueError("its table is none")
         return found
 
@@ -73,16 +79,14 @@ class _Table:
         elif kind == _TEXT:
             self.text()
         elif kind == _ARRAY and depth < 4:
-            inner, count = self.number("<I"), self.number("<Q")
+            inner = self.number("<I")
             if inner in _SIZES:
-                size = _SIZES[inner] * count
+                size = _SIZES[inner] * self.number("<Q")
                 if size > MAX_TEXT:
                     raise ValueError("its table is none")
                 self.take(size)
-            elif count > MAX_ENTRIES:
-                raise ValueError("its table is none")
             else:
-                for _ in range(count):
+                for _ in range(self.count()):
                     self.skip_value(inner, depth + 1)
         else:
             raise ValueError("its table is none")

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import glob
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -25,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accel.reading import read_json
 from app.errors import CannotRunError
 from app.models.sources.cache import PARTIAL, cache_folder, storage_of
 from app.models.sources.choosing import INDEX, needed
@@ -115,7 +115,7 @@ def listing_of(repo: str, storage: Path) -> Listing:
     if INDEX not in files:
         raise CannotRunError(f"{repo} is no diffusers model, for it has no {INDEX}: name a repository that has one.")
     folder = snapshot_download(repo, revision=commit, allow_patterns=[INDEX], cache_dir=storage.parent)
-    chosen = needed(files, json.loads((Path(folder) / INDEX).read_text(encoding="utf-8")), repo)
+    chosen = needed(files, read_json(Path(folder) / INDEX), repo)
     by_blob: dict[str, RemoteFile] = {}
     for file in (files[path] for path in chosen):
         same = by_blob.get(file.blob, replace(file, paths=()))

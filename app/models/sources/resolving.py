@@ -10,7 +10,6 @@ the folder's name, else one of the same build (transformers, sizes), with the mo
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from accel.reading import read_json
 from app.errors import UsageError
 from app.models.base import Family, Rules
 from app.models.geometry import Multiples, multiples_in
@@ -112,7 +112,7 @@ def _of_folder(
     where that is known already. Raises UsageError for one that is not whole or belongs to no family.
     """
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_json(folder / INDEX)
         pipeline = index["_class_name"]
     except FileNotFoundError:
         raise UsageError(

@@ -7,20 +7,29 @@ tensors lie, so a file that was cut short is known by its size alone.
 from __future__ import annotations
 
 import functools
-import json
 import math
+import re
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.reading import open_file, parse_json, read_json
 from app.models.sources.choosing import INDEX, components_in, has_weights, is_pickle
+from app.strict_json import short
 from app.video.outputs import size_text
 
 MAX_HEADER = 100_000_000
 """Bytes that the table at the beginning of a safetensors file may have, as its own library allows."""
 
+MAX_SIDES = 8
+MAX_SIDE = 2**63 - 1
 _NO_WEIGHTS = " has no safetensors weights"
+_NO_FILE = -2
+"""In the place of its size: a pipe, a socket or a device, which a reader would wait for."""
+_NAME = re.compile(r"[^\W/\\][\w.-]{0,99}")
+"""What a part of a model is called: a folder or a file in the model's own, so that an index leads nowhere else."""
 
 Signature = tuple[tuple[str, int, int], ...]
 
@@ -43,7 +52,8 @@ def signature(folder: Path) -> Signature:
     for path in files or (folder,):
         try:
             seen = path.stat()
-            found.append((path.relative_to(folder).as_posix(), seen.st_size, seen.st_mtime_ns))
+            size = seen.st_size if stat.S_ISREG(seen.st_mode) else _NO_FILE
+            found.append((path.relative_to(folder).as_posix(), size, seen.st_mtime_ns))
         except OSError:  # a link to something that is gone
             found.append((path.relative_to(folder).as_posix(), -1, 0))
     return tuple(sorted(found))
@@ -66,7 +76,8 @@ def _files(folder: Path) -> list[Path]:
 @functools.lru_cache(maxsize=64)
 def _problems(folder: str, seen: Signature, sizes: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
     here = {name: size for name, size, _ in seen}
-    told = list(_look(Path(folder), here))
+    told = [f"{name} is no file" for name, size in here.items() if size == _NO_FILE]
+    told = told or list(_look(Path(folder), here))
     for name, size in sizes:
         have = here.get(name, -1)
         if have != size and not any(one.startswith(f"{name} ") for one in told):
@@ -87,13 +98,16 @@ def _look(folder: Path, here: Mapping[str, int]) -> Iterator[str]:
         yield f"{INDEX} is missing"
         return
     try:
-        components = components_in(json.loads((folder / INDEX).read_text(encoding="utf-8")))
+        components = components_in(read_json(folder / INDEX))
     except (OSError, ValueError) as error:
         yield f"{INDEX} can't be read ({error})"
         return
     if not components:
         yield f"{INDEX} names no components"
     for component, (_, kind) in components.items():
+        if not _NAME.fullmatch(component):
+            yield f"{INDEX} names a part {short(component)}, which is no folder in it"
+            continue
         inside = {name: size for name, size in here.items() if name.startswith(f"{component}/")}
         yield from _look_at(folder, component, kind, inside)
 
@@ -110,9 +124,12 @@ def _look_at(folder: Path, component: str, kind: str, inside: Mapping[str, int])
     weights = [name for name in inside if name.endswith(".safetensors")]
     for index in indices:
         try:
-            listed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            listed = set(read_json(folder / index)["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             yield f"{index} can't be read"
+            continue
+        if stray := [name for name in listed if not (isinstance(name, str) and _NAME.fullmatch(name))]:
+            yield f"{index} names {short(stray[0])}, which is no file beside it"
             continue
         shards = {f"{component}/{name}" for name in listed}
         if indices == [index]:
@@ -146,7 +163,12 @@ def weights_problem(file: Path) -> str | None:
 
 def header_of(file: Path) -> dict[str, Any]:
     """The table of a safetensors file: {tensor: {"dtype", "shape", "data_offsets"}}. Raises OSError, ValueError."""
-    with file.open("rb") as opened:
+    return _header(file)[0]
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """The table, and where it ends in the file."""
+    with open_file(file) as opened:
         start = opened.read(8)
         if len(start) < 8:
             raise ValueError("it is no safetensors file")
@@ -157,38 +179,39 @@ def header_of(file: Path) -> dict[str, Any]:
     if len(text) < length:
         raise ValueError("it ends inside its table")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise ValueError("its table is none") from error
     if not isinstance(found, dict):
         raise ValueError("its table is none")
-    return found
+    return found, 8 + length
 
 
 def size_by_header(file: Path) -> int:
     """Bytes that a safetensors file has when it is whole. Raises OSError, ValueError."""
-    header = header_of(file)
-    try:
-        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError("its table is none") from error
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-    return int(8 + length + max(ends, default=0))
+    header, start = _header(file)
+    ends = [_numbers(entry, "data_offsets", 2) for name, entry in header.items() if name != "__metadata__"]
+    return start + max((end for _, end in ends), default=0)
 
 
 def tensors_in(file: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors in a safetensors file. Raises OSError, ValueError."""
-    try:
-        return {
-            name: tuple(int(side) for side in entry["shape"])
-            for name, entry in header_of(file).items()
-            if name != "__metadata__"
-        }
-    except (KeyError, TypeError) as error:
-        raise ValueError("its table is none") from error
+    header = header_of(file)
+    return {name: _numbers(entry, "shape") for name, entry in header.items() if name != "__metadata__"}
+
+
+def _numbers(entry: Any, key: str, count: int | None = None) -> tuple[int, ...]:
+    """The whole numbers under a key of a tensor's entry, as many as said. Raises ValueError for anything else."""
+    found = entry.get(key) if isinstance(entry, dict) else None
+    fits = isinstance(found, list) and (len(found) <= MAX_SIDES if count is None else len(found) == count)
+    if not fits or not all(type(one) is int and 0 <= one <= MAX_SIDE for one in found):
+        raise ValueError("its table is none")
+    return tuple(found)
 
 
 def numbers_in(tensors: Mapping[str, tuple[int, ...]]) -> int:
-    """How many numbers tensors of these shapes hold together."""
-    return sum(math.prod(shape) for shape in tensors.values())
+    """How many numbers tensors of these shapes hold together. Raises ValueError for more than any file could."""
+    total = sum(math.prod(shape) for shape in tensors.values())
+    if total > MAX_SIDE:
+        raise ValueError("its table is none")
+    return total

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import accel
 from accel.readouts import store
@@ -87,3 +91,46 @@ def test_fields_of_later_versions_are_read_over(here: Machine, tmp_path: Path) -
 def test_a_folder_that_can_not_be_written_is_told(here: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert "The readouts could not be kept" in store.save(Results(store.place(here)), tmp_path / "file")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders on Windows")
+def test_what_is_no_file_or_too_large_is_named_and_not_waited_for(here: Machine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(2 * 1024**3)
+    (tmp_path / "zeros.json").symlink_to("/dev/zero")
+    told = store.load(here, tmp_path).problems
+    assert [one.split()[0] for one in told] == ["pipe.json", "sparse.json", "zeros.json"]
+    assert [("not a file" in one, "too long" in one) for one in told] == [(True, False), (False, True), (True, False)]
+
+
+def test_what_a_file_says_is_quoted_briefly(here: Machine, tmp_path: Path) -> None:
+    other = replace(store.place(here), fingerprint="x", name="a\x1b[2J" * 1000)
+    store.save(Results(other), tmp_path)
+    (tmp_path / "schema.json").write_text(json.dumps({"schema": "s" * 100_000}), encoding="utf-8")
+    (tmp_path / "place.json").write_text(json.dumps({"schema": 1, "place": [[]] * 100_000}), encoding="utf-8")
+    shelf = store.load(here, tmp_path)
+    (stale,) = shelf.stale
+    assert stale.why.isprintable()
+    assert max(map(len, [stale.why, *shelf.problems])) < 600
+    assert len(shelf.problems) == 2
+
+
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["place", "peaks", "measurements", "name", "versions", "rows"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(["place", "peaks", "measurements", "qualities"]), ANYTHING))
+def test_any_fields_are_readouts_or_a_problem(here: Machine, tmp_path: Path, data: dict[str, Any]) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({"schema": 1, **data}), encoding="utf-8")
+    shelf = store.load(here, tmp_path)
+    assert len(shelf.stale) + len(shelf.problems) == 1

@@ -182,3 +182,11 @@ def test_dry_run_checks_everything_and_makes_nothing(batch: Batch, no_loading: N
     assert "nothing was made" in batch.stdout
     assert not batch.files
     assert batch.run(batch.preset("zero", steps=0), dry_run=True) == 2
+
+
+def test_a_small_file_that_asks_for_millions_of_clips_is_refused(batch: Batch, no_loading: None) -> None:
+    path = batch.folder / "many.jsonl"
+    path.write_text('{"count": 1000}\n' * 10_000, encoding="utf-8")
+    assert batch.run(str(path)) == 2
+    assert batch.stderr.strip().endswith("many.jsonl:11: one run makes at most 10,000 clips; split the batch.")
+    assert not batch.files

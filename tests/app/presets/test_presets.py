@@ -88,6 +88,10 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(presets, "MAX_BATCH_BYTES", 30)
     with pytest.raises(UsageError, match=r"batch\.jsonl:11: .*at most 30 bytes"):
         read_source(str(path))
+    monkeypatch.setattr(presets, "MAX_LINES", 5)
+    path.write_text("{}\n" + "\n" * 5)
+    with pytest.raises(UsageError, match=r"batch\.jsonl: a batch has at most 5 lines, blank ones too"):
+        read_source(str(path))
 
 
 def test_a_share_code_as_text_and_in_a_file(tmp_path: Path) -> None:

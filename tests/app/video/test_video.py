@@ -282,6 +282,8 @@ def with_comment(clip: Path, text: bytes) -> Path:
         b'{"kinetile":1,"request":{"prompt":"\\ud83d"}}',
         b'{"kinetile":1,"request":{"\xff":1}}',
         b'{"kinetile":1,"request":{"seed":' + b"9" * 10_000 + b"}}",
+        b'{"kinetile":1,"request":{},"plan":{"x":1e999}}',
+        b'{"kinetile":1,"request":{},"x":[' + b"1," * 1_500_000 + b"0]}",
         b"[" * 900_000,
         b'{"kinetile":1,"request":{"a":' + b"[" * 60 + b"]" * 60 + b"}}",
         b'{"kinetile":1,"request":{"a":[' + b"[]," * 1_500_000 + b"0]}}",

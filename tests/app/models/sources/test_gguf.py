@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.models.sources import gguf as gguf_module
 from app.models.sources.gguf import read_tensors
 
 SHAPES = {"blocks.0.attn.q.weight": (64, 32), "head.bias": (16,), "patch.weight": (8, 4, 1, 2, 2)}
@@ -67,3 +68,31 @@ def test_any_changed_byte_is_read_or_refused(at: int, change: int) -> None:
 def test_another_version_is_named() -> None:
     with pytest.raises(ValueError, match="version 1; 2 and 3"):
         read(gguf(version=1))
+
+
+def text_list(count: int) -> bytes:
+    return text("words") + struct.pack("<IIQ", 9, 8, count)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        struct.pack("<IQQ", 3, 2**20, 2**20),
+        struct.pack("<IQQ", 3, 1, 3) + text_list(2**20),
+        struct.pack("<IQQ", 3, 1, 1) + text("a") + struct.pack("<IIQ", 9, 9, 2**19) + struct.pack("<IQ", 9, 2**19),
+    ],
+)
+def test_a_file_of_many_nothings_is_refused_at_once(
+    tmp_path: Path, table: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with holes holds gigabytes of empty texts for nothing."""
+    reads: list[int] = []
+    take = gguf_module._Table.take
+    monkeypatch.setattr(gguf_module._Table, "take", lambda table, size: reads.append(size) or take(table, size))
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF" + table)
+    with file.open("ab") as opened:
+        opened.truncate(2 * 1024**3)
+    with pytest.raises(ValueError, match="its table is none"):
+        read_tensors(file)
+    assert len(reads) < 100

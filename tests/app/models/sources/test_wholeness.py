@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from app.models.sources.wholeness import problems_in, tensors_in, weights_problem
+from app.models.sources.wholeness import numbers_in, problems_in, tensors_in, weights_problem
 from app.models.starter import WEIGHTS
 from tests.app.models.sources.fake_hub import NEEDED, model, safetensors
 
@@ -124,3 +126,73 @@ def test_the_tensors_of_a_file_are_read_without_its_weights(tmp_path: Path) -> N
     file = tmp_path / "x.safetensors"
     file.write_bytes(safetensors(40)[:-30])
     assert tensors_in(file) == {"weight": (40,)}
+
+
+ODD = st.none() | st.booleans() | st.text(max_size=3) | st.floats() | st.integers(-(2**70), 2**70)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["shape", "data_offsets", "dtype", "x"]),
+        st.lists(ODD, max_size=9) | st.lists(st.integers(0, 2**63), max_size=9) | ODD,
+    )
+    | ODD
+)
+@example({"shape": [float("inf")], "data_offsets": [0, float("inf")]})
+@example({"shape": [2**63 - 1] * 8, "data_offsets": [0, 2**63 - 1]})
+def test_any_table_is_read_or_refused(entry: object) -> None:
+    """Python's json writes infinity and NaN as no JSON, as a stranger may."""
+    import tempfile
+
+    text = json.dumps({"__metadata__": entry, "a": entry}).encode()
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "x.safetensors"
+        file.write_bytes(struct.pack("<Q", len(text)) + text)
+        assert weights_problem(file) is None or weights_problem(file)
+        try:
+            held = numbers_in(tensors_in(file))
+        except ValueError as error:
+            assert str(error) == "its table is none"  # noqa: PT017
+        else:
+            assert 0 <= held < 2**63
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b'{"a": {"shape": [' + b",".join([b"9" * 300] * 20_000) + b'], "data_offsets": [0, 4]}}',
+        b'{"a": [' + b"{}," * 600_000 + b"{}]}",
+        b'{"a":' * 300_000,
+    ],
+)
+def test_a_table_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, table: bytes) -> None:
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(struct.pack("<Q", len(table)) + table)
+    assert weights_problem(file) == "can't be read (its table is none)"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders on Windows")
+@pytest.mark.parametrize("name", ["model_index.json", WEIGHTY[0], "tokenizer/spare.json"])
+def test_what_is_no_file_is_told_and_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert problems_in(folder) == (f"{name} is no file",)
+    assert problems_in(folder / name) == ("model_index.json is missing",)
+
+
+@pytest.mark.parametrize("part", ["../other", "/etc", "..", "a/b", "a\\b", "\0", "a" * 101, ""])
+def test_a_part_outside_of_the_folder_is_told(folder: Path, part: str) -> None:
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    (folder / "model_index.json").write_text(json.dumps({**index, part: ["diffusers", "X"]}), encoding="utf-8")
+    (told,) = problems_in(folder)
+    assert told.startswith("model_index.json names a part ")
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize("shard", ["../../x.safetensors", "/etc/passwd", "a\0.safetensors", "a/b.safetensors", 5, None])
+def test_a_shard_outside_of_its_folder_is_told(folder: Path, shard: object) -> None:
+    name = "transformer/diffusion_pytorch_model.safetensors.index.json"
+    (folder / name).write_text(json.dumps({"weight_map": {"a": shard}}), encoding="utf-8")
+    (told,) = problems_in(folder)
+    assert told.startswith(f"{name} names ")
+    assert told.endswith(", which is no file beside it")
