@@ -48,7 +48,7 @@ def parse_json(text: bytes, *, finite: bool = True) -> Any:
     if sum(map(text.count, (b"[", b"{", b","))) > MAX_VALUES:
         raise ValueError(f"there are more than {MAX_VALUES:,} values in it")
     try:
-        numbers = {"parse_constant": _refused, "parse_float": _finite} if finite else {}
+        numbers: dict[str, Any] = {"parse_constant": _refused, "parse_float": _finite} if finite else {}
         value = json.loads(text.decode("utf-8-sig"), parse_int=_int, **numbers)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None

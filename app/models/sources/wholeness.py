@@ -203,10 +203,11 @@ def tensors_in(file: Path) -> dict[str, tuple[int, ...]]:
 def _numbers(entry: Any, key: str, count: int | None = None) -> tuple[int, ...]:
     """The whole numbers under a key of a tensor's entry, as many as said. Raises ValueError for anything else."""
     found = entry.get(key) if isinstance(entry, dict) else None
-    fits = isinstance(found, list) and (len(found) <= MAX_SIDES if count is None else len(found) == count)
-    if not fits or not all(type(one) is int and 0 <= one <= MAX_SIDE for one in found):
+    numbers: list[Any] = found if isinstance(found, list) else [None]
+    fits = len(numbers) <= MAX_SIDES if count is None else len(numbers) == count
+    if not fits or not all(type(one) is int and 0 <= one <= MAX_SIDE for one in numbers):
         raise ValueError("its table is none")
-    return tuple(found)
+    return tuple(numbers)
 
 
 def numbers_in(tensors: Mapping[str, tuple[int, ...]]) -> int:

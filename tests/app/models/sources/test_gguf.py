@@ -88,7 +88,12 @@ def test_a_file_of_many_nothings_is_refused_at_once(
     """A file with holes holds gigabytes of empty texts for nothing."""
     reads: list[int] = []
     take = gguf_module._Table.take
-    monkeypatch.setattr(gguf_module._Table, "take", lambda table, size: reads.append(size) or take(table, size))
+
+    def taken(table: gguf_module._Table, size: int) -> bytes:
+        reads.append(size)
+        return take(table, size)
+
+    monkeypatch.setattr(gguf_module._Table, "take", taken)
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF" + table)
     with file.open("ab") as opened:
