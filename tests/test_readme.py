@@ -119,8 +119,8 @@ def test_a_command_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return  # pytest's and argparse's own
     took = Recorder()
     verbs = ("app.headless.run_batch", "app.headless.share", "app.bench.run_bench", "app.ui.server.serve")
-    more = ("app.catalogue.list_models", "app.catalogue.run_fetch", "accel.doctor.main")
-    for place in (*verbs, *more):
+    more = ("app.catalogue.list_models", "app.catalogue.run_fetch", "app.engine.acceleration.as_shipped")
+    for place in (*verbs, *more, "accel.doctor.main"):
         monkeypatch.setattr(place, took)
     assert cli.main(rest) == 0
     parsed = cli.parser().parse_args(rest)
