@@ -93,10 +93,14 @@ class Door:
         partial = card.with_name(f"{card.name}.{os.getpid()}.partial")
         with contextlib.suppress(OSError):
             partial.unlink()
-        handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"pid": os.getpid(), "port": port, "key": self._key, "version": __version__}, file)
-        os.replace(partial, card)
+        try:
+            handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"pid": os.getpid(), "port": port, "key": self._key, "version": __version__}, file)
+            os.replace(partial, card)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     def _accept(self) -> None:
         with self._listening:

@@ -254,10 +254,10 @@ def _write_poster(frame: Frames, path: Path) -> None:
 
 def _keep_frames(frames: Frames, rate: Fraction, folder: Path, stem: str, metadata: dict[str, Any]) -> Path | None:
     """All frames as PNG, with their metadata, in a new folder where the clip would be, else in the temporary one."""
-    for parent in (folder, Path(tempfile.gettempdir())):
+    for parent in (folder, None):
         place: Path | None = None
-        try:
-            place = outputs.new_folder(parent, outputs.safe_stem(stem) + "-frames")
+        try:  # asking for the temporary folder fails where every disk is full
+            place = outputs.new_folder(parent or Path(tempfile.gettempdir()), outputs.safe_stem(stem) + "-frames")
             (place / "metadata.json").write_bytes(_json({"fps": float(rate), **metadata}))
             for number, frame in enumerate(frames):
                 _write_poster(frame, place / f"{number:05d}.png")

@@ -92,6 +92,26 @@ def test_a_folder_that_cannot_be_made_keeps_the_frames_elsewhere(
     kept_pictures(tmp_path / "spare" / "x-frames", noise())
 
 
+@pytest.mark.parametrize("folder_is_full", [False, True])
+def test_without_a_temporary_folder_the_frames_are_kept_beside_the_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_is_full: bool
+) -> None:
+    """Python finds none where every disk is full."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    monkeypatch.setattr(video, "encode", full)
+    if folder_is_full:
+        monkeypatch.setattr(outputs, "new_folder", full)
+    with pytest.raises(CannotRunError, match="could not be kept" if folder_is_full else r"kept .*x-frames\.$"):
+        video.save(noise(), 8, tmp_path, "x", METADATA)
+
+
 def test_when_nothing_can_be_kept_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
