@@ -1,23 +1,20 @@
 """Attention under diffusers' own names: what it asks of a machine and a call, and what it hands to whom.
 
-The packages and GPUs are not here: stand-ins compute in their places, and what runs on them is called emulated.
+The packages and GPUs are not here: see tests/emulators/diffusers_own.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from accel import bridge
-from accel.backends import backend, flash_ops
+from accel.backends import backend
 from accel.backends.diffusers_own import CUDNN, FLASH, SAGE
 from accel.checking.line import relative
 from accel.contract import AttentionCall, Refused, attend
@@ -26,6 +23,7 @@ from accel.plan import make_plan
 from accel.report import Tally
 from accel.types import Fact, Gpu, Machine, ModelTraits, Package, Preferences, Proof, StageTraits
 from tests.builders import machine
+from tests.emulators import diffusers_own as emulator
 
 NAMES = ("cudnn", "flash", "sage")
 TRAITS = StageTraits("transformer", "WanTransformer3DModel", ("bfloat16",), head_dim=128, tokens=7800, reachable=True)
@@ -89,31 +87,9 @@ def call(tokens: int = 33, keys: int = 20, heads: int = 4, kv: int = 4, size: in
     return AttentionCall(q, k, v, **more)
 
 
-def packaged(q: Any, k: Any, v: Any, **more: Any) -> Any:
-    """As flash_attn_func and sageattn compute, under either's names of arguments."""
-    scale = more.get("softmax_scale", more.get("sm_scale"))
-    causal = more.get("causal", more.get("is_causal"))
-    assert more.get("tensor_layout", "NHD") == "NHD"
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=bool(causal)).transpose(1, 2)
-
-
 @pytest.fixture
 def emulated() -> Iterator[None]:
-    """A card of 8.9, both packages, and any way of PyTorch's own in cuDNN's place."""
-    from diffusers.models import attention_dispatch
-
-    def only(kernel: Any) -> Any:
-        assert kernel == torch.nn.attention.SDPBackend.CUDNN_ATTENTION
-        return nullcontext()
-
-    with (
-        mock.patch.object(flash_ops, "capability", return_value=(8, 9)),
-        mock.patch("accel.backends.diffusers_own.capability", return_value=(8, 9)),
-        mock.patch.object(attention_dispatch, "flash_attn_func", packaged),
-        mock.patch.object(attention_dispatch, "sageattn", packaged),
-        mock.patch.object(torch.nn.attention, "sdpa_kernel", only),
-    ):
+    with emulator.installed():
         yield
 
 
