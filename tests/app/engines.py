@@ -4,8 +4,10 @@ import gc
 from typing import Any
 
 import psutil
+import pytest
 
 from app.engine import Engine
+from app.engine.calling import scheduler_for
 from app.request import AccelPreferences, GenerationRequest
 
 REQUEST = GenerationRequest(prompt="a red ball", width=64, height=64, frames=5, steps=3, seed=7)
@@ -38,3 +40,33 @@ def tensor_bytes() -> int:
 def resident_bytes() -> int:
     """Bytes of this process that lie in memory."""
     return int(psutil.Process().memory_info().rss)
+
+
+class SpoilStep:
+    """A scheduler's step that gives NaN at one step, as often as told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
+        self.left, self.step, self.calls = times, step, 0
+        make = scheduler_for
+
+        def spoiled(request: GenerationRequest, config: dict[str, Any]) -> Any:
+            scheduler = make(request, config)
+            original, self.calls = scheduler.step, 0
+
+            def step(*arguments: Any, **options: Any) -> Any:
+                self.calls += 1
+                result = original(*arguments, **options)
+                if self.calls == self.step and self.left:
+                    self.left -= 1
+                    result[0][..., 0] = float("nan")
+                return result
+
+            scheduler.step = step
+            return scheduler
+
+        monkeypatch.setattr("app.engine.scheduler_for", spoiled)
+
+
+def force_accelerated(monkeypatch: pytest.MonkeyPatch, value: bool) -> None:
+    """Whether the engine takes its backends for others than the reference."""
+    monkeypatch.setattr("app.engine.acceleration.Engaged.accelerated", property(lambda self: value))

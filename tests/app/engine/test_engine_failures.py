@@ -7,45 +7,15 @@ import pytest
 import torch
 
 from app.engine import Engine, Frames
-from app.engine.calling import scheduler_for
 from app.errors import JobFailedError
 from app.progress import Progress
-from app.request import GenerationRequest
-from tests.app.engines import REQUEST, hooks_of, pipeline_of
-
-
-class SpoilStep:
-    """A scheduler's step that gives NaN at one step, as often as told."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
-        self.left, self.step, self.calls = times, step, 0
-        make = scheduler_for
-
-        def spoiled(request: GenerationRequest, config: dict[str, Any]) -> Any:
-            scheduler = make(request, config)
-            original, self.calls = scheduler.step, 0
-
-            def step(*arguments: Any, **options: Any) -> Any:
-                self.calls += 1
-                result = original(*arguments, **options)
-                if self.calls == self.step and self.left:
-                    self.left -= 1
-                    result[0][..., 0] = float("nan")
-                return result
-
-            scheduler.step = step
-            return scheduler
-
-        monkeypatch.setattr("app.engine.scheduler_for", spoiled)
-
-
-def force_accelerated(monkeypatch: pytest.MonkeyPatch, value: bool) -> None:
-    monkeypatch.setattr("app.engine.acceleration.Engaged.accelerated", property(lambda self: value))
+from tests.app.engines import REQUEST, SpoilStep, force_accelerated, hooks_of, pipeline_of
 
 
 def test_nan_is_retried_once_on_the_reference_backends(
     engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Case 16: one more try, by what every machine has."""
     force_accelerated(monkeypatch, True)
     SpoilStep(monkeypatch, step=3, times=1)
     clip = engine.generate(REQUEST)
@@ -60,6 +30,7 @@ def test_nan_is_retried_once_on_the_reference_backends(
 def test_nan_that_stays_fails_the_clip_by_step_and_backend(
     engine: Engine, clean: Frames, monkeypatch: pytest.MonkeyPatch, accelerated: bool
 ) -> None:
+    """Case 16: the job fails by name, and no flat clip is saved."""
     force_accelerated(monkeypatch, accelerated)
     with monkeypatch.context() as spoiled:
         spoil = SpoilStep(spoiled, step=2, times=9)

@@ -21,6 +21,7 @@ from app.paths import Home
 from app.presets import decode_code, encode_code
 from app.request import GenerationRequest
 from app.video import decode_frames, read_metadata
+from tests.app.engines import SpoilStep, force_accelerated
 from tests.app.headless.batches import SMALL, Batch
 
 # -- clips ------------------------------------------------------------------------------------------------------------
@@ -240,6 +241,31 @@ def test_a_decoder_that_fails_leaves_no_file(batch: Batch, monkeypatch: pytest.M
     assert batch.run(batch.preset("rocket")) == 1
     assert "the decoder broke" in batch.stderr
     assert not batch.files
+
+
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_latents_that_turn_to_nan_are_a_failed_clip_and_no_file(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, accelerated: bool
+) -> None:
+    """Case 16: it must not end as a clip of one flat colour and a success."""
+    force_accelerated(monkeypatch, accelerated)
+    SpoilStep(monkeypatch, step=3, times=9)
+    assert batch.run(batch.preset("rocket", steps=4), assignments=("accel.vae=direct_conv3d",)) == 1
+    assert "latent values are not finite at step 3 of 4, with attention sdpa, vae direct_conv3d" in batch.stderr
+    assert ("the reference backends again" in batch.stderr) == accelerated
+    assert "1 failed" in batch.stdout
+    assert batch.files == []
+
+
+def test_one_bad_moment_of_a_backend_costs_a_second_try_that_is_told(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 16: by the reference backends, in the summary and in the clip's own file."""
+    force_accelerated(monkeypatch, True)
+    SpoilStep(monkeypatch, step=1, times=1)
+    assert batch.run(batch.preset("rocket")) == 0, batch.stderr
+    assert "the clip was made again with the reference backends" in batch.stdout
+    assert "at step 1 of 2" in read_metadata(batch.clips[0])["report"]["retried"]
 
 
 def interrupting(*, at_seed: int, times: int) -> Callable[[Home], Engine]:

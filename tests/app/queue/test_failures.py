@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from app.engine import Engine
 from app.errors import CannotRunError, DatabaseError
+from app.models.base import Family
 from app.paths import Home
 from app.queue.jobs import Job, JobQueue, JobResult
 from app.queue.owner import LocalService
 from app.queue.service import open_service
+from tests.app.engines import SpoilStep
 from tests.app.services import ended, service_in_thread, spec
 from tests.app.standin import StandIn
 from tests.app.workers import in_thread
@@ -34,6 +37,23 @@ def test_a_clip_that_is_there_is_never_written_down_as_failed(home: Home, monkey
     again = service_in_thread(home, StandIn)
     assert [one.state for one in again.get([job.id])] == ["done"]
     again.stop()
+
+
+def test_latents_that_turn_to_nan_fail_the_page_s_job_by_step_and_backend(
+    home: Home, tiny_family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 16: the job is failed with its reason, nothing lies in the folder, and the next job is made."""
+    owner = service_in_thread(home, Engine)
+    with monkeypatch.context() as spoiled:
+        SpoilStep(spoiled, step=3, times=9)
+        (job,) = ended(owner, owner.submit([spec(home.outputs, steps=4)]))
+    assert (job.state, job.result) == ("failed", None)
+    assert job.error is not None
+    assert "latent values are not finite at step 3 of 4, with " in str(job.error.message)
+    assert [path for path in home.outputs.rglob("*") if path.is_file()] == []
+    (after,) = ended(owner, owner.submit([spec(home.outputs, steps=4)]))
+    assert after.state == "done"
+    owner.stop()
 
 
 def test_a_cancel_between_taking_and_beginning_a_job_counts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
