@@ -64,6 +64,7 @@ def test_fallbacks_are_counted_with_their_reason() -> None:
 
 
 def test_an_input_that_is_not_finite_falls_back_and_does_not_spread() -> None:
+    """Case 9: int8 has one scale for all rows, so a NaN row goes to the reference with them."""
     model = builders.wan_transformer()
     installation = install(builders.Holder(transformer=model), builders.plan(linear="dynamic_int8"))
     linear, inputs = model.blocks[0].attn1.to_q, torch.randn(4, 64)
