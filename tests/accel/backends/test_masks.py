@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ from accel.install import install
 from accel.ops import ATTENTION, AttentionSlot, attention
 from accel.report import Tally
 from tests import builders, tiny
-from tests.emulators import aiter, diffusers_own, sgl_kernel_cpu, sgl_kernel_cuda
+from tests.emulators import sgl_kernel_cpu
+from tests.emulators.every import emulated
 
 pytestmark = pytest.mark.skipif(sgl_kernel_cpu.real_build(), reason="a real sgl_kernel is loaded: nothing to emulate")
 
@@ -28,19 +28,10 @@ SEEN = torch.arange(10) < 6
 
 @pytest.fixture(autouse=True)
 def _emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever `name` runs on is here, and few keys are no reason against it."""
+    """Few keys are no reason against anything."""
     monkeypatch.setattr(fa3_fp8, "FEWEST_KEYS", 1)
     monkeypatch.setattr(aiter_ops, "FEWEST_KEYS", 1)
-    name = request.node.callspec.params["name"]
-    with ExitStack() as stack:
-        if name.startswith("sgl"):
-            stack.enter_context(sgl_kernel_cpu.installed())
-        elif name.startswith("fa3"):
-            stack.enter_context(sgl_kernel_cuda.installed())
-        elif name.startswith("aiter"):
-            stack.enter_context(aiter.installed())
-        else:
-            stack.enter_context(diffusers_own.installed())
+    with emulated(request.node.callspec.params["name"]):
         yield
 
 
