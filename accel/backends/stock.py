@@ -6,31 +6,27 @@ from __future__ import annotations
 from accel.types import Kind, Machine, StageTraits
 
 
-class StockLinear:
+class Reference:
+    """What all references answer: they serve everything."""
+
+    exact = True
+    reference = True
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
+    runs_on = "any machine"
+    comes_with = "PyTorch"
+
+    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
+        return []
+
+
+class StockLinear(Reference):
     name = "stock"
     title = "PyTorch linears"
     kind: Kind = "linear"
-    exact = True
-    reference = True
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
-    runs_on = "any machine"
-    comes_with = "PyTorch"
-
-    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
-        return []
 
 
-class StockVae:
+class StockVae(Reference):
     name = "stock"
     title = "PyTorch convolutions"
     kind: Kind = "vae"
-    exact = True
-    reference = True
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "xpu")
-    runs_on = "any machine"
-    comes_with = "PyTorch"
-
-    def why_not(self, machine: Machine, traits: StageTraits) -> list[str]:
-        return []

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from accel.reading import read_json
 from app.errors import CannotRunError
+from app.models.sources.choosing import INDEX, components_in
 from app.models.sources.network import go_offline as go_offline
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -42,18 +43,14 @@ def components_of(folder: Path) -> dict[str, tuple[str, str]]:
 
     Raises CannotRunError when the folder holds no readable model_index.json or a component's folder is missing.
     """
-    index = folder / "model_index.json"
+    index = folder / INDEX
     try:
         entries = read_json(index)
     except FileNotFoundError:
-        raise CannotRunError(f"The model's folder {folder} has no model_index.json: fetch the model again.") from None
+        raise CannotRunError(f"The model's folder {folder} has no {INDEX}: fetch the model again.") from None
     except (OSError, ValueError) as error:
         raise CannotRunError(f"The model's index {index} can't be read ({error}): fetch the model again.") from None
-    found = {
-        name: (value[0], value[1])
-        for name, value in entries.items()
-        if isinstance(value, list) and len(value) == 2 and value[0] is not None
-    }
+    found = components_in(entries)
     missing = sorted(name for name in found if not (folder / name).is_dir())
     if missing:
         raise CannotRunError(f"The model's folder {folder} lacks {', '.join(missing)}: fetch the model again.")
@@ -184,7 +181,7 @@ def _assemble(folder: Path, components: Mapping[str, Any]) -> Any:
     """The pipeline that the index names, from its components, the parts it can do without, and its own settings."""
     import diffusers
 
-    index = read_json(folder / "model_index.json")
+    index = read_json(folder / INDEX)
     kind = getattr(diffusers, index["_class_name"])
     known = inspect.signature(kind.__init__).parameters
     absent = {name: None for name, value in index.items() if value == [None, None]}

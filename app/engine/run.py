@@ -76,7 +76,7 @@ class Run:
         """The sentence for an error that nobody foresaw; its traceback is kept as text in `detail`."""
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         size = f"{self.request.width}x{self.request.height}, {self.request.frames} frames"
-        if out_of_memory := _is_out_of_memory(error):
+        if out_of_memory := loading.memory_ran_out(error) is not None:
             advice = "try a smaller size or fewer frames, or close other programs."
             if self.clock.stage == "loading":
                 advice = "close other programs, or try a smaller model or --accel dtype=bfloat16."
@@ -87,12 +87,3 @@ class Run:
         failure.detail = "".join(traceback.format_exception(error))  # type: ignore[attr-defined]
         failure.out_of_memory = out_of_memory  # type: ignore[attr-defined]
         return failure
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

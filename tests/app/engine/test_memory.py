@@ -104,6 +104,7 @@ def test_a_cancelled_clip_leaves_no_more_than_a_finished_one(held: int, engine: 
     [
         (MemoryError, ""),
         (RuntimeError, "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        (OSError, "[Errno 12] Cannot allocate memory"),
     ],
 )
 def test_running_out_of_memory_frees_everything_and_the_clip_that_fitted_still_does(
