@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.video import read_request
+from app.video import read_metadata, read_request
 from tests.app.ui.serving import Served
-from tests.app.ui.tab import Tab
+from tests.app.ui.tab import PATIENCE, Tab
 
 SMALL = {"Width": 64, "Height": 64, "Frames": 5, "Steps": 2}
 LONG = {"Width": 256, "Height": 160, "Frames": 25, "Steps": 400}
@@ -19,6 +19,7 @@ NewTab = Callable[..., Tab]
 
 
 def test_a_clip_is_made_and_plays_in_place(tab: Tab, served: Served) -> None:
+    """Cases 30 and 34: in a stock browser, and from the outputs folder."""
     tab.fill(Prompt="a red ball rolls", **SMALL).generate().expect_clip("a red ball rolls")
     tab.page.wait_for_function("() => document.querySelector('.ks-video').currentTime > 0.2")
     source = tab.page.evaluate("document.querySelector('.ks-video').currentSrc")
@@ -109,6 +110,7 @@ def test_a_broken_store_does_not_break_the_page(tab: Tab) -> None:
 
 
 def test_the_largest_seed_reaches_the_clip_unrounded(tab: Tab, served: Served) -> None:
+    """Case 21."""
     tab.fill(Prompt="the largest seed", **SMALL).choose_seed("Fixed", LARGEST_SEED).generate()
     tab.expect_clip("the largest seed")
     (clip,) = served.outputs.glob("the-largest-seed*.mp4")
@@ -136,9 +138,26 @@ def test_what_is_not_possible_is_one_sentence_and_nothing_is_lost(tab: Tab, fiel
     tab.expect_value("Prompt", "typed with care")
 
 
-def test_a_seed_beyond_the_largest_is_refused_not_rounded(tab: Tab) -> None:
-    tab.fill(Prompt="x", **SMALL).choose_seed("Fixed", "9007199254740993").generate()
-    assert "9007199254740993" in tab.page.locator("#kt-notice .kt-problem").inner_text()
+@pytest.mark.parametrize("seed", ["9007199254740993", "1798406481619217043"])
+def test_a_seed_beyond_the_largest_is_refused_not_rounded(tab: Tab, seed: str) -> None:
+    """Case 21."""
+    tab.fill(Prompt="x", **SMALL).choose_seed("Fixed", seed).generate()
+    assert seed in tab.page.locator("#kt-notice .kt-problem").inner_text()
+
+
+def test_a_long_prompt_of_several_lines_is_counted_and_makes_one_clip(tab: Tab, served: Served) -> None:
+    """Case 23: how much is read stands below it while it is typed; the whole of it is stored."""
+    prompt = "a blue ball rolls over\nthe wide green hill " * 45 + "and above all flies a red kite"
+    tab.fill(Prompt=prompt, **SMALL)
+    said = tab.page.locator("#kt-tokens")
+    said.get_by_text("The starter reads the prompt no further: 64 of ").wait_for()
+    assert "tokens used; the full text is kept." in said.inner_text()
+    before = served.client().predict(limit=1, api_name="/history")["total"]
+    tab.generate().expect_running()
+    tab.page.wait_for_function("() => !window.kinetile.running()", timeout=PATIENCE)
+    found = served.client().predict(limit=1, api_name="/history")
+    assert found["total"] == before + 1
+    assert read_metadata(found["jobs"][0]["output"])["asked"]["prompt"] == prompt
 
 
 def test_the_models_rules_act_while_typing(tab: Tab) -> None:

@@ -14,7 +14,11 @@ from app.paths import Home
 from app.presets import Preset, encode_code, load_preset, save_preset
 from app.presets.portability import Here
 from app.request import AccelPreferences, GenerationRequest
+from app.ui.context import Context
+from app.ui.live import Live
+from app.ui.page import build
 from app.ui.presets_view import Chosen, chosen_html, list_html, problem_of
+from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_queue_view import Reader
@@ -122,9 +126,11 @@ def test_every_way_in_restores_the_exact_request_and_runs_nothing(
         (b'{"kinetile": 1, "request": {"output": "../../x"}}', "request.output"),
         (b"\0\0\0\x20ftypisom but no clip", "evil.json"),
         (b'{"kinetile": 1, "request": {"prompt": "x",}}', "remove the comma"),
+        (b'{"kinetile": 1, "request": {"seed": 9007199254740993}}', "request.seed: 9007199254740993 is not possible"),
     ],
 )
 def test_a_hostile_preset_is_refused_with_its_sentence(tab: Tab, tmp_path: Path, content: bytes, says: str) -> None:
+    """Cases 21 and 28 among them: a seed is never rounded, and where a clip goes is nothing that a preset can say."""
     path = tmp_path / "evil.json"
     path.write_bytes(content)
     tab.fill(Prompt="kept")
@@ -214,17 +220,29 @@ def test_the_same_through_the_endpoints(served: Served, tmp_path: Path) -> None:
     assert handle_file(clip(tmp_path))
 
 
+BROKEN = {"a": "{}", "b": '{"model": null}', "c": "[1]", "d": "", "e": '{"kinetile": 1, "request": {"steps": 0}}'}
+
+
+def test_the_page_is_built_among_broken_files(tmp_path: Path) -> None:
+    """Case 24."""
+    home = Home(tmp_path)
+    for name, text in BROKEN.items():
+        (home.presets / f"{name}.json").write_text(text)
+    context = Context(Desk(home), home)
+    assert build(context, Live(context)).fns
+
+
 def test_broken_files_are_listed_with_their_reason_and_hurt_nobody(tab: Tab, served: Served) -> None:
+    """Case 24: and the others work."""
     folder = Home(served.home).presets
-    broken = {"a": "{}", "b": '{"model": null}', "c": "[1]", "d": "", "e": '{"kinetile": 1, "request": {"steps": 0}}'}
-    for name, text in broken.items():
+    for name, text in BROKEN.items():
         (folder / f"{name}.json").write_text(text)
     save_preset(Preset.of(ASKED, "Fine"), folder / "fine.json", overwrite=True)
     try:
         tab.open().show("Presets")
         own = tab.page.get_by_label("Your presets")
         own.get_by_text("Fine", exact=True).wait_for()
-        assert own.locator(".kt-broken").count() == len(broken)
+        assert own.locator(".kt-broken").count() == len(BROKEN)
         assert all("invalid: " in text for text in own.locator(".kt-broken").all_inner_texts())
         own.locator(".kt-broken").last.click()
         tab.page.locator("#kt-preset").get_by_text("This file is no valid preset").wait_for()

@@ -6,15 +6,18 @@ import json
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
-from app.ui.server import FIRST_PORT, PageSettings, _launch, _port, _until_ended, settings_of
-from tests.app.ui.serving import ROOT, free_port, serving
+from app.ui.server import FIRST_PORT, PageSettings, _launch, _port, _until_ended, _uploads, settings_of
+from tests.app.services import until
+from tests.app.ui.serving import ROOT, Served, free_port, serving
 
 HOME = Home(Path("nowhere"))
 
@@ -99,6 +102,36 @@ def test_the_page_asks_for_the_password_and_ends_cleanly(tmp_path: Path) -> None
         assert page.client(auth=("ada", "lovelace")).predict(api_name="/models")[0]["name"] == "starter"
         assert page.end() == 0
         assert page.lines[-1].strip() == "Closing."
+
+
+def test_uploads_of_runs_that_are_over_go_at_the_start(tmp_path: Path) -> None:
+    """Case 34: those of a page that is open stay."""
+    home = Home(tmp_path)
+    (first := _uploads(home)).joinpath("clip.mp4").write_bytes(b"x")
+    over = first.with_name("999999999-0123abcd")
+    over.mkdir()
+    (over / "clip.mp4").write_bytes(b"x")
+    second = _uploads(home)
+    assert sorted(first.parent.iterdir()) == sorted([first, second])
+    assert (first / "clip.mp4").exists()
+
+
+def test_five_clips_leave_no_second_copy(served: Served) -> None:
+    """Case 34: they are served from where they lie; the folder for uploads stays empty."""
+    client = served.client()
+    asked = {"prompt": "five balls", "width": 64, "height": 64, "frames": 5, "steps": 1, "count": 5}
+    made = [until(partial(done, client, job)) for job in client.predict(asked, api_name="/generate")]
+    for job in made:
+        assert served.ask(f"/gradio_api/file={job['output']}")[0] == 200
+    assert len({job["output"] for job in made}) == 5
+    assert [path for path in (served.home / "cache" / "uploads").rglob("*.mp4") if path.is_file()] == []
+
+
+def done(client: Any, job: dict[str, Any]) -> Any:
+    """The job once its clip is made."""
+    found = client.predict(job["id"], api_name="/job")
+    assert found["state"] in ("queued", "running", "done"), found
+    return found if found["state"] == "done" else None
 
 
 def test_the_servers_process_holds_neither_torch_nor_diffusers(tmp_path: Path) -> None:
