@@ -10,6 +10,8 @@ from typing import Any, Literal
 from app.request import Adjustment, GenerationRequest
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled", "crashed"]
+NAME_BYTES = 100
+"""Of a clip's name, in UTF-8: with the longest seed it stays below what `app.video.outputs` gives a file's name."""
 ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
 
 
@@ -36,10 +38,11 @@ class JobSpec:
     @property
     def stem(self) -> str:
         """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
-        apart.
+        apart, also where a long name is cut.
         """
         ending = f"-{self.request.seed}"
-        return re.sub(f"{ending}(-[0-9]+)?$", "", self.name) + ending  # a clip made again is already called so
+        name = re.sub(f"{ending}(-[0-9]+)?$", "", self.name)  # a clip made again is already called so
+        return name.encode(errors="ignore")[:NAME_BYTES].decode(errors="ignore") + ending
 
 
 @dataclass(frozen=True)

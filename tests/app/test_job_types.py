@@ -2,6 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from app.job_types import NAME_BYTES
+from app.request import MAX_SEED
+from app.video.outputs import safe_stem
 from tests.app.services import spec
 
 
@@ -11,3 +14,13 @@ from tests.app.services import spec
 )
 def test_a_clip_made_again_keeps_its_name(tmp_path: Path, name: str, stem: str) -> None:
     assert spec(tmp_path, name=name, seed=11).stem == stem
+
+
+@pytest.mark.parametrize("name", ["红" * 120, "🚀" * 90, "x" * 300])
+def test_a_long_name_is_cut_but_not_its_seed(tmp_path: Path, name: str) -> None:
+    """Case 31: by bytes between characters, so that variations of a clip can be told apart."""
+    stem = spec(tmp_path, name=name, seed=MAX_SEED).stem
+    assert safe_stem(stem) == stem
+    shown = stem.removesuffix(f"-{MAX_SEED}")
+    assert 97 <= len(shown.encode()) <= NAME_BYTES
+    assert name.startswith(shown)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -13,6 +14,7 @@ from app import cli
 from app.presets import encode_code
 from app.request import GenerationRequest
 from app.video.outputs import safe_stem
+from tests.app.ffmpeg_stand_ins import LISTS_ENCODER, needs_shell, stand_in
 from tests.app.headless.batches import SMALL, Batch
 from tests.app.standin import StandIn
 
@@ -173,6 +175,31 @@ def test_a_missing_encoder_is_found_first(batch: Batch, no_loading: None, monkey
     assert batch.run(batch.preset("good")) == 3
     assert "ffmpeg" in batch.stderr
     assert not batch.files
+
+
+@needs_shell
+def test_an_ffmpeg_in_the_path_is_not_ours(batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 32: the bundled one goes first; only without it the system's is taken, and proved before anything loads."""
+    import imageio_ffmpeg
+
+    stand_in(monkeypatch, batch.folder, "sys.exit(\"Unknown encoder 'libx264'\")")
+    monkeypatch.delenv("IMAGEIO_FFMPEG_EXE")
+    monkeypatch.setenv("PATH", str(batch.folder), prepend=os.pathsep)
+    assert batch.run(batch.preset("good"), make_engine=StandIn) == 0, batch.stderr
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: "ffmpeg")
+    assert batch.run(batch.preset("good")) == 3
+    assert batch.stderr.startswith("ffmpeg at ffmpeg fails (Unknown encoder 'libx264')")
+    assert len(batch.clips) == 1
+
+
+@needs_shell
+def test_an_encoder_that_fails_at_last_costs_no_frames(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 32: the end of what it said is told, the frames lie beside, and the run is no success."""
+    stand_in(monkeypatch, batch.folder, LISTS_ENCODER + 'sys.exit("chatter\\nUnknown encoder")')
+    assert batch.run(batch.preset("lost"), make_engine=StandIn) == 3
+    assert "(chatter / Unknown encoder). The frames are kept as PNG pictures in" in batch.stderr
+    assert not batch.clips
+    assert len(list((batch.out / "lost-3-frames").glob("*.png"))) == SMALL["frames"]
 
 
 def test_dry_run_checks_everything_and_makes_nothing(batch: Batch, no_loading: None) -> None:

@@ -120,3 +120,12 @@ def test_sizes_go_by_the_model() -> None:
     for name, used in {"wan2.1-1.3b": (1008, 496, 97), "wan2.2-5b": (992, 512, 97)}.items():
         done = family_for(name).normalise(asked.model_copy(update={"model": name})).request
         assert (done.width, done.height, done.frames) == used, name
+
+
+def test_a_height_between_its_multiples_is_moved_and_said() -> None:
+    """Case 31: what is stretched or padded nowhere in the file, the model itself goes by 16s, and says so."""
+    made = wan.T2V_1_3B.normalise(GenerationRequest(model=wan.T2V_1_3B.name, width=624, height=936))
+    assert (made.request.width, made.request.height) == (624, 944)
+    assert [one.reason for one in made.adjustments] == [
+        "Wan 2.1 T2V 1.3B takes a height in multiples of 16, from 128 to 1280 pixels, so 936 becomes 944."
+    ]

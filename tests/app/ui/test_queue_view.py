@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from app.paths import Home
 from app.queue.jobs import ENDED, JobError, JobResult
 from app.queue.service import JobProgress
+from app.request import GenerationRequest
 from app.ui.context import Context
 from app.ui.queue_view import MOST_SHOWN, PAGE, View, clip_html, history_html, queue_html
+from app.video import save
 from tests.app.ui.desk import Desk, spec
 
 
@@ -164,3 +167,14 @@ def test_whatever_a_prompt_holds_is_text(tmp_path_factory: pytest.TempPathFactor
             allowed = {"div", "p", "span", "ol", "ul", "li", "button", "b", "i", "a", "img", "video", "article", "dl"}
             assert {tag for tag, _ in page.tags} <= allowed | {"dt", "dd"}
             assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+@pytest.mark.parametrize("prompt", ["红" * 120, "🚀" * 90, 'a/b: c*d? "e"', "line\nbreak"])
+def test_a_clip_s_file_is_named_after_its_prompt(context: Context, prompt: str) -> None:
+    """Case 31: from the page's prompt to a file that every system takes."""
+    (made,) = context.specs(GenerationRequest(prompt=prompt, seed=5))
+    clip = save(np.zeros((5, 16, 16, 3), np.uint8), 8, made.folder, made.stem, {})
+    assert clip.path.parent == context.home.outputs
+    assert clip.path.name.endswith("-5.mp4")
+    assert len(clip.path.name.encode()) <= 130
+    assert clip.path.name[:2] in prompt.replace("/", "-")
