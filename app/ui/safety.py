@@ -8,9 +8,13 @@ even read the answers (DNS rebinding). Both show: the first in the `Origin` head
 from __future__ import annotations
 
 import ipaddress
+import shutil
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
 from typing import Any
+
+from app.video.outputs import size_text
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -21,6 +25,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_UPLOAD = 256 * 2**20
 """Most bytes of one uploaded file."""
 MAX_BODY = MAX_UPLOAD + 2**20
+DISK_RESERVE = 2**20
+"""Bytes that an upload leaves to the queue and its clips."""
 _CLOSED = (
     "/gradio_api/proxy=",
     "/proxy=",
@@ -35,15 +41,21 @@ _CLOSED = (
 class Guard:
     """ASGI middleware that answers what is not allowed itself, in one sentence, before anything else sees it.
 
-    names: host names that stand for this machine. any_address: whether addresses in digits do, too.
+    names: host names that stand for this machine. any_address: whether addresses in digits do, too. uploads: the folder
+    that uploads go to.
     """
 
     def __init__(
-        self, app: App, names: Iterable[str] = ("localhost", "127.0.0.1", "::1"), any_address: bool = False
+        self,
+        app: App,
+        names: Iterable[str] = ("localhost", "127.0.0.1", "::1"),
+        any_address: bool = False,
+        uploads: Path | None = None,
     ) -> None:
         self._app = app
         self._names = frozenset(name.lower() for name in names)
         self._any_address = any_address
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -73,13 +85,25 @@ class Guard:
             return 403, "Another web page may not use what Kinetile serves."
         if any(scope["path"].startswith(path) for path in _CLOSED):
             return 404, "There is nothing here."
-        return _too_much(scope, headers)
+        return _too_much(scope, headers) or self._no_room(scope, headers)
 
     def _is_ours(self, host: str) -> bool:
         name = host_name(host)
         if name is None:
             return False
         return name in self._names or (self._any_address and _is_address(name))
+
+    def _no_room(self, scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
+        """An upload that fills the disk would be of no use, and lie there in part until the next start."""
+        if self._uploads is None or not scope["path"].endswith("/upload"):
+            return None
+        needed, free = int(headers.get("content-length", ["0"])[0]), shutil.disk_usage(self._uploads).free
+        if needed + DISK_RESERVE <= free:
+            return None
+        return (
+            507,
+            f"The disk of the data folder has {size_text(free)} free, too little for this file; free some space.",
+        )
 
 
 def _too_much(scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:

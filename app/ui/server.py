@@ -125,7 +125,8 @@ def open_page(settings: PageSettings) -> OpenPage:
         context = Context(service, settings.home, uploads=uploads)
         live = Live(context)
         page = build(context, live).queue(default_concurrency_limit=8)
-        guard = Middleware(Guard, names=own_names(), any_address=True) if settings.listen else Middleware(Guard)
+        others: dict[str, Any] = {"names": own_names(), "any_address": True} if settings.listen else {}
+        guard = Middleware(Guard, uploads=uploads, **others)
         options: dict[str, Any] = {
             "auth": settings.auth,
             "allowed_paths": [str(settings.home.outputs)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,3 +117,28 @@ def test_a_database_that_can_not_be_written_for_a_while_loses_no_end(
     jobs = ended(owner, owner.submit([spec(home.outputs, seed=1), spec(home.outputs, seed=2)]))
     assert [job.state for job in jobs] == ["done", "done"]
     assert refused == [jobs[0].id] * 2
+
+
+@pytest.mark.parametrize("fault", ["disk", "encoder"])
+def test_a_clip_that_could_not_be_saved_is_not_begun(home: Home, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Cases 32 and 34: the page's clips too; the next one is made when the fault is mended."""
+    begun: list[int | None] = []
+
+    class Watched(StandIn):
+        def generate(self, request: Any, *arguments: Any, **options: Any) -> Any:
+            begun.append(request.seed)
+            return super().generate(request, *arguments, **options)
+
+    service = service_in_thread(home, Watched)
+    with monkeypatch.context() as patched:
+        if fault == "disk":
+            patched.setattr("app.video.outputs.shutil.disk_usage", lambda _: Mock(free=1000))
+        else:
+            patched.setenv("IMAGEIO_FFMPEG_EXE", str(home.root / "gone"))
+        (failed,) = ended(service, service.submit([spec(home.outputs, seed=1)]))
+    assert failed.error is not None
+    assert ("free some space" if fault == "disk" else "ffmpeg at ") in failed.error.message
+    (made,) = ended(service, service.submit([spec(home.outputs, seed=2)]))
+    assert made.state == "done"
+    assert begun == [2]
+    service.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,17 @@ def test_bodies_are_bounded() -> None:
     assert ask(LOCAL, "POST", host="127.0.0.1", content_length="9" * 5000) == 413
     assert ask(LOCAL, "POST", host="127.0.0.1", transfer_encoding="chunked") == 411
     assert ask(LOCAL, "POST", host="127.0.0.1") == 200
+
+
+def test_an_upload_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 34."""
+    guard = Guard(_nothing, uploads=tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=3 * 2**20))
+
+    def upload(size: int, path: str = "/gradio_api/upload") -> int:
+        return ask(guard, "POST", path, host="127.0.0.1", content_length=str(size))
+
+    assert (upload(2**20), upload(2 * 2**20 + 1), upload(2 * 2**20 + 1, "/gradio_api/call/generate")) == (200, 507, 200)
 
 
 def test_a_websocket_is_judged_too() -> None:
