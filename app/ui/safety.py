@@ -97,13 +97,10 @@ class Guard:
         """An upload that fills the disk would be of no use, and lie there in part until the next start."""
         if self._uploads is None or not scope["path"].endswith("/upload"):
             return None
-        needed, free = int(headers.get("content-length", ["0"])[0]), shutil.disk_usage(self._uploads).free
-        if needed + DISK_RESERVE <= free:
+        length, free = headers.get("content-length", [""])[0], shutil.disk_usage(self._uploads).free
+        if (int(length) if length.isascii() and length.isdigit() else 0) + DISK_RESERVE <= free:
             return None
-        return (
-            507,
-            f"The disk of the data folder has {size_text(free)} free, too little for this file; free some space.",
-        )
+        return 507, f"The data folder's disk has {size_text(free)} free, too little for this file: free some space."
 
 
 def _too_much(scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
