@@ -73,12 +73,11 @@ def _sizes(repo: str, snapshot: Path) -> dict[str, int]:
     Raises CannotRunError when the listing has no weights that can be read.
     """
     from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
         tree = get_cached_repo_tree(repo, revision=snapshot.name, cache_dir=snapshot.parents[2])
         index = read_json(snapshot / INDEX)
-    except (CachedRepoTreeNotFoundError, OSError, ValueError):
+    except Exception:  # there is none, or it is half-written, of which the library makes any error
         return {}
     sizes = {item.path: int(item.size) for item in tree}
     return {name: sizes[name] for name in needed(sizes, index, repo)}
@@ -86,7 +85,7 @@ def _sizes(repo: str, snapshot: Path) -> dict[str, int]:
 
 def _snapshot(storage: Path) -> Path | None:
     """The snapshot that "main" means, else the newest one; None when there is none."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         commit = (storage / "refs" / "main").read_text(encoding="utf-8").strip()
         if re.fullmatch(r"[0-9a-f]{40}", commit) and (storage / "snapshots" / commit).is_dir():
             return storage / "snapshots" / commit

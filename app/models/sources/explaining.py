@@ -40,7 +40,7 @@ def explained(error: BaseException, repo: str, cache: Path) -> CannotRunError:
                 f"The disk that holds {cache} is full, so {repo} is not whole; what came is kept: free some space and "
                 "fetch it again, or set HF_HOME to a folder on another disk."
             )
-        if isinstance(one, PermissionError):
+        if isinstance(one, PermissionError) or getattr(one, "errno", None) == errno.EROFS:
             return CannotRunError(f"{cache} can't be written ({_first(one)}): set HF_HOME to another folder.")
     names = {type(one).__name__ for one in chain}
     if names & {"ConnectError", "ConnectTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL"}:

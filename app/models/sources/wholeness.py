@@ -114,6 +114,9 @@ def _look(folder: Path, here: Mapping[str, int]) -> Iterator[str]:
 
 def _look_at(folder: Path, component: str, kind: str, inside: Mapping[str, int]) -> Iterator[str]:
     """One component: its settings, and all the weights that it says it has."""
+    for name, size in sorted(inside.items()):
+        if name.endswith("config.json") and size > 0 and not _holds_settings(folder / name):
+            yield f"{name} can't be read"
     if not has_weights(kind):
         if not any(size > 0 for size in inside.values()):
             yield f"{component} is empty"
@@ -144,6 +147,13 @@ def _look_at(folder: Path, component: str, kind: str, inside: Mapping[str, int])
     for name in weights:
         if (told := weights_problem(folder / name)) is not None:
             yield f"{name} {told}"
+
+
+def _holds_settings(file: Path) -> bool:
+    try:
+        return isinstance(read_json(file, finite=False), dict)  # a scheduler may say -Infinity
+    except (OSError, ValueError):
+        return False
 
 
 def weights_problem(file: Path) -> str | None:

@@ -83,3 +83,24 @@ def test_without_links_the_files_themselves_lie_in_the_snapshot(
     assert [path for _, path, _ in here.asked if "/resolve/" in path] == []
     shutil.rmtree(folder)
     assert in_cache(here.repo).folder is None
+
+
+HALF = [b"", b"\0" * 64, b"{", b"[]", b"{}", b"[1]", b'{"siblings": 3}', b"\xff\xfe", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("content", HALF, ids=lambda content: repr(content[:20]))
+def test_whatever_is_half_written_in_the_cache_is_told_and_fetched_anew(here: Hub, cache: Path, content: bytes) -> None:
+    from huggingface_hub import _tree_cache
+
+    fetch(here.repo)
+    storage = storage_of(here.repo, cache)
+    small = [path for path in sorted(storage.rglob("*")) if path.is_file() and path.suffix != ".safetensors"]
+    assert {"main", "model_index.json"} <= {path.name for path in small}
+    for path in small:
+        whole = path.read_bytes()
+        path.write_bytes(content)
+        _tree_cache._IN_MEMORY_TREE_CACHE.clear()
+        found = in_cache(here.repo, cache)
+        assert found.is_whole or found.problems, path
+        path.write_bytes(whole)
+    assert in_cache(here.repo, cache).is_whole

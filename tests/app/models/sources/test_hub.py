@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -264,6 +265,15 @@ def test_a_disk_that_fills_up_is_told(here: Hub, cache: Path) -> None:
     partial.unlink()
     fetch(here.repo)
     assert in_cache(here.repo, cache).is_whole
+
+
+def test_a_cache_on_a_read_only_disk_is_told(here: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(cache))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(CannotRunError, match=r"can't be written .*Read-only.*: set HF_HOME to another folder\.$"):
+        fetch(here.repo)
 
 
 def test_a_disk_that_is_too_small_is_told_before(here: Hub, cache: Path) -> None:

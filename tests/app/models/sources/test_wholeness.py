@@ -100,6 +100,18 @@ def test_an_index_that_can_t_be_read_is_told(folder: Path, text: str) -> None:
     assert told.startswith("model_index.json ")
 
 
+@pytest.mark.parametrize("name", ["vae/config.json", "scheduler/scheduler_config.json"])
+@pytest.mark.parametrize("text", ['{"half": [', "[]", "\udcff{", "\0" * 40, "[" * 100_000])
+def test_settings_that_can_t_be_read_are_told(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert problems_in(folder) == problems_in(folder, SIZES) == (f"{name} can't be read",)
+
+
+def test_settings_may_say_infinity(folder: Path) -> None:
+    (folder / "scheduler/scheduler_config.json").write_text('{"lambda_min_clipped": -Infinity}', encoding="utf-8")
+    assert problems_in(folder) == ()
+
+
 @pytest.mark.parametrize("value", [[], {"weight_map": []}, {"weight_map": None}, {}, None])
 def test_a_list_of_shards_that_can_t_be_read_is_told(folder: Path, value: object) -> None:
     name = "transformer/diffusion_pytorch_model.safetensors.index.json"
