@@ -10,6 +10,7 @@ refused.
 import errno
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -28,8 +29,22 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 _BROKEN = (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyError, TypeError, SafetensorError)
 
 
+LIBRARIES = ("torch", "diffusers", "transformers")
+_importing = threading.Lock()
+
+
+def import_libraries() -> None:
+    """Import what models are made of. Every thread begins with this: while diffusers or transformers is imported for
+    the first time it puts another module in its own place, and a thread that took the first one finds it empty.
+    """
+    with _importing:
+        for name in LIBRARIES:
+            importlib.import_module(name)
+
+
 def quieten() -> None:
     """Silence the libraries' own progress bars and notices: progress is ours to tell."""
+    import_libraries()
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 

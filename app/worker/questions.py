@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -37,8 +36,7 @@ def warm() -> None:
     """Import what the first clip needs, so that it begins sooner."""
     acceleration.machine()
     loading.go_offline()
-    for name in ("torch", "diffusers", "transformers"):
-        importlib.import_module(name)
+    loading.import_libraries()
 
 
 def answer(message: Message, home: Home) -> Any:

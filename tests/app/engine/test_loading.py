@@ -1,5 +1,7 @@
 """Models on disk: loaded once, in the dtypes asked for, or refused in one sentence."""
 
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 
 from app.engine import loading
 from app.errors import CannotRunError
+from app.worker.questions import warm
 
 
 @pytest.mark.parametrize(
@@ -107,3 +110,32 @@ def test_text_is_split_as_the_models_own_files_say(tiny_models: Callable[[str], 
         == AutoTokenizer.from_pretrained(folder / "tokenizer")("a red ball").input_ids
     )
     assert loaded.tokenizer("a red ball").input_ids != loaded.tokenizer("aredball").input_ids, "spaces count"
+
+
+def test_a_thread_that_comes_while_a_library_is_imported_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like diffusers and transformers, this one puts another module in its own place when it is nearly done."""
+    (tmp_path / "swapping.py").write_text(
+        "import sys, threading, types\n"
+        "begun, go_on = sys.kinetile_test\n"
+        "begun.set()\n"
+        "assert go_on.wait(60)\n"
+        "other = types.ModuleType(__name__)\n"
+        "other.thing = 3\n"
+        "sys.modules[__name__] = other\n",
+        encoding="utf-8",
+    )
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(sys, "kinetile_test", (begun, go_on), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(loading, "LIBRARIES", ("swapping",))
+    first = threading.Thread(target=warm)
+    first.start()
+    assert begun.wait(60)
+    threading.Timer(0.2, go_on.set).start()
+    loading.quieten()
+    from swapping import thing  # type: ignore[import-not-found]
+
+    first.join()
+    assert thing == 3
