@@ -75,7 +75,7 @@ def _files(folder: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=64)
 def _problems(folder: str, seen: Signature, sizes: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
-    here = {name: size for name, size, _ in seen}
+    here = {name: size for name, size, _ in seen if name != "."}  # "." is the folder itself, if it is none
     told = [f"{name} is no file" for name, size in here.items() if size == _NO_FILE]
     told = told or list(_look(Path(folder), here))
     for name, size in sizes:
