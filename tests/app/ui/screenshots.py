@@ -20,6 +20,8 @@ CLIPS = (
     ("A white boat sails to the right over the sea at sunset", 3),
     ("A big yellow balloon floats up in a sunny meadow", 5),
 )
+CHOSEN = {"queue": CLIPS[-1][0], "presets": "Lift-off"}
+"""What is chosen on a tab, so that its details are seen."""
 SIZES = {390: 844, 1280: 900, 1920: 1080}
 TABS = {"create": "Create", "queue": "Queue", "presets": "Presets", "models": "Models", "accelerate": "Accelerate"}
 
@@ -53,6 +55,8 @@ def picture_all(tab: Tab, folder: Path, ending: str) -> None:
         tab.page.get_by_role("button", name="Reuse settings").click()
     for name, label in TABS.items():
         tab.show(label)
+        if name in CHOSEN:
+            tab.page.get_by_text(CHOSEN[name]).locator("visible=true").first.click()
         tab.page.wait_for_timeout(1500)
         tab.page.screenshot(path=folder / f"{name}-{ending}.png")
 
