@@ -235,7 +235,12 @@ class Cluster:
             cpus = node["Resources"].get("CPU", 0.0)
             if hosts[host] > 1:
                 host = f"{host} ({node['NodeManagerAddress']}, {node['NodeID'][:6]})"
-            engines = gpus or self._address.engines or int(cpus >= 1)
+            wanted = self._address.engines
+            if gpus and wanted > gpus:
+                raise CannotRunError(
+                    f"--ray local:{wanted}: an engine takes a GPU, and here are {gpus}; take that many."
+                )
+            engines = wanted or gpus or int(cpus >= 1)
             share = float(max(1, int(cpus) // max(1, engines))) if cpus >= engines else 0.0
             for index in range(engines):
                 name = f"{host} #{index + 1}" if engines > 1 else host
@@ -273,8 +278,9 @@ def connect(address: Address, home: Home, module: str = COMMAND[-1]) -> Cluster:
 
 
 def _kept_here() -> list[str]:
-    """What of this folder does not travel, as Ray wants it told."""
-    return [*(f"/{path.name}" for path in ROOT.iterdir() if path.name not in _SHIPPED), "__pycache__"]
+    """What of this folder does not travel, as Ray wants it told: in git's patterns, each of which means one name."""
+    kept = [path.name for path in ROOT.iterdir() if path.name not in _SHIPPED]
+    return [*("/" + re.sub(r"([\\*?\[\] !#])", r"\\\1", name) for name in kept), "__pycache__"]
 
 
 def _try_to_join(address: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import queue
 import shutil
 import sys
@@ -27,7 +26,7 @@ from app.environment.packages import installed, lacking, read_lists
 from app.machine_memory import free_memory
 from app.paths import Home, home, inside, relative_name
 from app.video.outputs import CLIP_SUFFIXES
-from app.worker.render import MACHINE, versions
+from app.worker.render import MACHINE
 from app.worker.supervisor import ROOT, ProcessWorker
 from app.worker.wire import Closed, Message
 
@@ -64,10 +63,7 @@ class EngineHost:
         """What must fit before a clip is made here: versions, and the packages that are missing."""
         needed = read_lists(ROOT / "pyproject.toml").needed()
         return {
-            "host": platform.node(),
-            "pid": os.getpid(),
             "kinetile": app.__version__,
-            "versions": dict(versions()),
             "lacking": lacking(needed, installed(sys.path)),
             "folder": str(self._root / "outputs"),
         }

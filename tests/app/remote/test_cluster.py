@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +109,37 @@ def test_the_last_line_is_the_reason_else() -> None:
         cluster._reason("Traceback\n  File\nConnectionError: no such cluster.\n") == "ConnectionError: no such cluster"
     )
     assert cluster._reason("") == "it ended without a word"
+
+
+def test_nothing_travels_to_a_cluster_but_what_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ["mine [1]", "token?.txt", "a*b", "#notes", "!keys", " odd ", "outputs", ".venv"]
+    for name in [*kept, *cluster._SHIPPED]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "app").touch()
+    monkeypatch.setattr(cluster, "ROOT", tmp_path)
+    patterns = pytest.importorskip("pathspec", reason="what reads such patterns for Ray")
+    left_out = patterns.GitIgnoreSpec.from_lines(cluster._kept_here())
+    travels = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if not _inside(left_out, path)}
+    assert travels == set(cluster._SHIPPED)
+
+
+def _inside(left_out: Any, path: Path) -> bool:
+    return bool(left_out.match_file(path.relative_to(cluster.ROOT).as_posix()))
+
+
+@pytest.mark.parametrize(
+    ("address", "gpus", "engines"), [("local", 4, 4), ("local:2", 4, 2), ("local:3", 0, 3), ("local", 0, 1)]
+)
+def test_there_are_as_many_engines_as_were_asked_for(home: Home, address: str, gpus: int, engines: int) -> None:
+    node = {"Alive": True, "NodeID": "a", "NodeManagerHostname": "here", "Resources": {"CPU": 8.0, "GPU": float(gpus)}}
+    found = cluster.Cluster(SimpleNamespace(nodes=lambda: [node]), Address.parse(address), home)
+    assert len(found.places) == engines
+
+
+def test_more_engines_than_gpus_are_refused(home: Home) -> None:
+    node = {"Alive": True, "NodeID": "a", "NodeManagerHostname": "here", "Resources": {"CPU": 8.0, "GPU": 2.0}}
+    with pytest.raises(CannotRunError, match=r"^--ray local:3: an engine takes a GPU, and here are 2; take that many"):
+        cluster.Cluster(SimpleNamespace(nodes=lambda: [node]), Address.parse("local:3"), home)
 
 
 @pytest.mark.parametrize(
