@@ -19,7 +19,6 @@ FILES = {
 Imports = dict[str, set[str]]
 NOT_CALLED_HERE = {
     "pre_forward": "accelerate calls it",
-    "run_ranks": "for who has a program of ranks",
     "read_request": "for who has a clip",
     "decode_frames": "for who has a clip",
 }

@@ -119,12 +119,14 @@ def test_nothing_travels_to_a_cluster_but_what_is_shipped(tmp_path: Path, monkey
     monkeypatch.setattr(cluster, "ROOT", tmp_path)
     patterns = pytest.importorskip("pathspec", reason="what reads such patterns for Ray")
     left_out = patterns.GitIgnoreSpec.from_lines(cluster._kept_here())
-    travels = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if not _inside(left_out, path)}
+    travels = {
+        path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if not _inside(left_out, path, tmp_path)
+    }
     assert travels == set(cluster._SHIPPED)
 
 
-def _inside(left_out: Any, path: Path) -> bool:
-    return bool(left_out.match_file(path.relative_to(cluster.ROOT).as_posix()))
+def _inside(left_out: Any, path: Path, root: Path) -> bool:
+    return bool(left_out.match_file(path.relative_to(root).as_posix()))
 
 
 @pytest.mark.parametrize(
