@@ -10,6 +10,7 @@ app's `--bench` does that. What was measured is kept, and counts for plans on th
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import sys
@@ -51,6 +52,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 when everything was right, 1 when a backend was wrong or failed."""
     options = _arguments(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a log that can't hold ± or µ (ASCII, Shift JIS) shows its escape
+            stream.reconfigure(errors="backslashreplace")
     machine = probe(patience=PATIENCE)
     threads.apply(machine)
     from accel.measuring.run import Benchmark, Subject

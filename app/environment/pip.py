@@ -58,8 +58,10 @@ class RealPip:
         where = ["--index-url", index, "--timeout", str(seconds), "--retries", "0"] if index else []
         options = ["--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-", *where]
         command = [os.fspath(self.python), "-m", "pip", "install", *options, requirement]
+        # The report names authors, whose letters a console of Windows may not have.
+        unicode = {**_environment(), "PYTHONIOENCODING": "utf-8"}
         done = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, errors="replace", check=False
+            command, env=unicode, capture_output=True, encoding="utf-8", errors="replace", check=False
         )
         if done.returncode == 0:
             try:

@@ -199,8 +199,9 @@ def rename_own(home: Home, name: str, title: str) -> Path:
     old = own_path(home, name)
     preset = replace(load_preset(old), title=title)
     new = home.presets / f"{slug(title)}.json"
-    save_preset(preset, new, overwrite=new == old)
-    if new != old:
+    same = new.exists() and new.samefile(old)  # also where the system takes Ball and ball for one name
+    save_preset(preset, new, overwrite=same)
+    if not same:
         old.unlink(missing_ok=True)
     return new
 

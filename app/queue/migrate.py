@@ -20,20 +20,31 @@ def open_database(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connecti
     Raises CannotRunError when the file is damaged, from a newer version or can't be used.
     """
     try:
-        base = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
         try:
-            base.execute("PRAGMA journal_mode = WAL")
-            base.execute("PRAGMA synchronous = FULL")  # a queued job also survives a power cut
-            base.execute("PRAGMA foreign_keys = ON")
-            _migrate(base, path, numbered(migrations))
-        except BaseException:
-            base.close()
-            raise
+            return _opened(path, migrations, "NORMAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                raise
+            # On some network drives processes can share no memory, which the log needs unless one has all to itself.
+            return _opened(path, migrations, "EXCLUSIVE")
     except sqlite3.Error as error:
         raise CannotRunError(
             f"The queue's database {path} can't be used ({error}): move it away to start with an empty one, or choose "
             "another data folder with --home DIR."
         ) from error
+
+
+def _opened(path: Path, migrations: Path, locking: str) -> sqlite3.Connection:
+    base = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    try:
+        base.execute(f"PRAGMA locking_mode = {locking}")
+        base.execute("PRAGMA journal_mode = WAL")
+        base.execute("PRAGMA synchronous = FULL")  # a queued job also survives a power cut
+        base.execute("PRAGMA foreign_keys = ON")
+        _migrate(base, path, numbered(migrations))
+    except BaseException:
+        base.close()
+        raise
     return base
 
 

@@ -36,7 +36,8 @@ _DRAFT = re.compile(r"\..+-[0-9a-f]{8}\.[a-z0-9]+\.partial")
 # Needed inside emoji and Persian words, though of the class (Cf) that hides and reverses text.
 _JOINERS = "\u200c\u200d"
 _ENDS = ".-" + _JOINERS
-_BAD_NAME = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
+# ENOENT: what Windows says to a path that is too long, in a folder that is there.
+_BAD_NAME = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ENOENT}
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 

@@ -20,14 +20,14 @@ CUDA_TORCH = "__version__ = '{version}'\ncuda: Optional[str] = '13.0'\nhip: Opti
 def wheel_files(
     name: str, version: str, requires: Sequence[str] = (), files: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The files of a tiny pure-Python wheel, RECORD included; ``files`` are its modules."""
+    """The files of a tiny pure-Python wheel, RECORD included; ``files`` are its modules, or take another's place."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {requirement}" for requirement in requires]
     content = {
-        **(files or {f"{name.replace('-', '_')}.py": ""}),
         f"{info}/METADATA": "\n".join(lines) + "\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **(files or {f"{name.replace('-', '_')}.py": ""}),
     }
     rows = []
     for path, text in content.items():

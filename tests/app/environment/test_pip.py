@@ -34,6 +34,15 @@ def test_pip_tells_what_it_would_take(tmp_path: Path, pip: RealPip) -> None:
     assert found.version == "2.13.0+cpu", "a labelled release counts as newer"
 
 
+def test_an_author_whose_letters_the_console_lacks_is_no_obstacle(
+    tmp_path: Path, pip: RealPip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "Metadata-Version: 2.1\nName: umlaut\nVersion: 1.0\nAuthor: J\u00f6rg \u9673\n"
+    write_wheel(tmp_path, "umlaut", "1.0", files={"umlaut-1.0.dist-info/METADATA": said})
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert pip.look("umlaut", None, 1) == Candidate("1.0", ())
+
+
 def test_what_pip_cannot_find_is_told_in_its_words(pip: RealPip) -> None:
     assert pip.look("no-such-thing==1", None, 1) == "No matching distribution found for no-such-thing==1"
 

@@ -281,6 +281,16 @@ def test_own_presets_are_saved_and_renamed(tmp_path: Path) -> None:
             rename_own(home, name, "x")
 
 
+def test_a_name_that_differs_in_case_only_is_its_own_where_the_system_says_so(tmp_path: Path) -> None:
+    """Two names of one file stand in for what Windows and macOS make of Clouds and clouds."""
+    home = Home(tmp_path)
+    old = save_preset(Preset("Clouds", "n", {"prompt": "x"}), home.presets / "Clouds.json")
+    if not (home.presets / "clouds.json").exists():
+        os.link(old, home.presets / "clouds.json")
+    new = rename_own(home, "Clouds", "clouds")
+    assert load_preset(new) == Preset("clouds", "n", {"prompt": "x"})
+
+
 @given(st.text(max_size=200))
 def test_slugs_are_file_names(title: str) -> None:
     name = slug(title)

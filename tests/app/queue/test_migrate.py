@@ -31,6 +31,18 @@ def test_ours_are_numbered_and_make_a_sound_database(tmp_path: Path) -> None:
     base.close()
 
 
+def test_a_drive_on_which_processes_share_no_memory_will_do(tmp_path: Path) -> None:
+    """A link to nowhere in the place of the file through which they would; untested on network drives themselves."""
+    path = tmp_path / "a.sqlite3"
+    (tmp_path / "a.sqlite3-shm").symlink_to(tmp_path / "nowhere" / "shm")
+    for count in (1, 2):
+        base = open_database(path)
+        assert base.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        base.execute("INSERT INTO facts VALUES (?, '1')", (str(count),))
+        assert base.execute("SELECT COUNT(*) FROM facts").fetchone() == (count,)
+        base.close()
+
+
 def test_each_migration_runs_once_in_order_and_the_former_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite3"
     first = folder_with(tmp_path, "CREATE TABLE t (a INTEGER);")

@@ -232,6 +232,19 @@ def test_a_name_too_long_for_the_place_becomes_clip(tmp_path: Path) -> None:
     assert final[".mp4"].read_text() == "kept.mp4"
 
 
+def test_a_name_too_long_for_windows_becomes_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a path of more than 260 characters is said to be missing, although its folder is there."""
+    real = os.open
+
+    def windows(path: Path, *others: int) -> int:
+        if len(Path(path).name) > 100:
+            raise FileNotFoundError(errno.ENOENT, "The system cannot find the path specified")
+        return real(path, *others)
+
+    monkeypatch.setattr(os, "open", windows)
+    assert _publish(tmp_path, "long " * 40, "kept")[".mp4"].name == "clip.mp4"
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "2 KiB"), (5 * 2**20, "5 MiB"), (3 * 2**29, "1.5 GiB")],
