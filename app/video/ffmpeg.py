@@ -53,7 +53,7 @@ def locate() -> str:
         import imageio_ffmpeg
 
         return str(imageio_ffmpeg.get_ffmpeg_exe())
-    except (ImportError, RuntimeError) as error:
+    except Exception as error:  # none was found, or the package is broken in one of many ways
         raise CannotRunError(
             "There is no ffmpeg to write videos with: reinstall imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg."
         ) from error

@@ -18,8 +18,8 @@ def test_a_log_that_lacks_a_letter_shows_its_escape(monkeypatch: pytest.MonkeyPa
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, coding))
     monkeypatch.setattr("accel.measuring.run.Benchmark", lambda *_, **__: Mock(run=lambda: (Mock(), Mock(rows=()))))
-    monkeypatch.setattr(program.words, "text", lambda *_: "12 µs ±3% –")
-    monkeypatch.setattr(program.threads, "apply", lambda _: None)
+    monkeypatch.setattr("accel.readouts.words.text", lambda *_: "12 µs ±3% –")
+    monkeypatch.setattr("accel.threads.apply", lambda _: None)
     monkeypatch.setattr(program, "probe", lambda **_: Mock())
     assert program.main(["step-1.3b"]) == 0
     assert shown in written.getvalue().decode(coding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -97,6 +98,17 @@ def test_no_ffmpeg_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CannotRunError, match=r"no ffmpeg.*reinstall imageio-ffmpeg") as caught:
         ffmpeg.check_encoder()
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("content", ["", "x = (", "\0" * 100, "import no_such_package", "get_ffmpeg_exe = None"])
+def test_a_package_that_is_half_installed_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "imageio_ffmpeg.py").write_text(content, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "imageio_ffmpeg")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CannotRunError, match=r"no ffmpeg.*reinstall imageio-ffmpeg"):
+        ffmpeg.check_encoder()
 
 
 def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
