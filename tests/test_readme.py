@@ -37,6 +37,8 @@ from tests.accel.recorded import machine, model, record
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+MORE = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("a*/*/README.md")))
+"""What the rooms say of themselves, where the README points."""
 MOST_LINES = 485
 
 
@@ -96,8 +98,8 @@ def test_the_preset_that_it_shows_is_read(tmp_path: Path) -> None:
 
 def commands() -> list[str]:
     """Every `python launch.py ...`, in blocks (what it does follows after two spaces) and within lines."""
-    blocks = re.findall(r"^python (launch\.py.*?)(?:  |$)", TEXT, re.MULTILINE)
-    inline = re.findall(r"`python (launch\.py[^`]*)`", TEXT)
+    blocks = re.findall(r"^python (launch\.py.*?)(?:  |$)", TEXT + MORE, re.MULTILINE)
+    inline = re.findall(r"`python (launch\.py[^`]*)`", TEXT + MORE)
     return sorted({line.strip() for line in (*blocks, *inline)})
 
 
@@ -153,10 +155,11 @@ def test_there_are_commands_of_every_kind() -> None:
 def test_the_training_command_is_taken() -> None:
     from app.starter import train
 
-    (command,) = re.findall(r"`torchrun (.*?)`", TEXT)
-    words = shlex.split(command)
-    assert words[words.index("-m") + 1] == train.__name__
-    assert train.arguments_parser().parse_args(words[words.index("-m") + 2 :]).out == Path("FOLDER")
+    commands = re.findall(r"`torchrun (.*?)`", TEXT + MORE, re.DOTALL)
+    assert len(commands) == 3
+    for words in map(shlex.split, commands):
+        assert words[words.index("-m") + 1] == train.__name__
+        assert train.arguments_parser().parse_args(words[words.index("-m") + 2 :]).out == Path("FOLDER")
 
 
 # -- the doctor's sentences -------------------------------------------------------------------------------------------
