@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from app import catalogue
-from app.errors import KinetileError
+from app.errors import KinetileError, UsageError
 from app.fetching import Fetching
 from app.models import family_for
 from app.models.sources import resolving
@@ -112,9 +112,12 @@ class _Tab:
 
     def use(self, model: str, *values: Any) -> list[Any]:
         """Open Create with that model and its own sizes and steps; the prompt stays. Raises UsageError for what is no
-        model.
+        model, and for a repository that must be fetched first.
         """
-        name = family_for(written(model)).name
+        name = written(model)
+        if name.startswith(resolving.HUB) and catalogue.missing([name]):
+            raise UsageError(f"{name} is not on this machine, or not all of it: press Fetch first.")
+        name = family_for(name).name
         kept = self.context.form.read(*values)
         fresh = GenerationRequest(model=name, prompt=kept.prompt, seed=kept.seed, count=kept.count)
         return [*self.context.form.fill(fresh), self.context.show_create()]

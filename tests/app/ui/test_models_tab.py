@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app import catalogue
-from app.errors import CannotRunError
+from app.errors import CannotRunError, UsageError
 from app.fetching import Fetching
 from app.models import all_families
 from app.models.sources.fetching import FetchProgress
@@ -94,6 +94,14 @@ def test_a_model_that_is_not_here_is_refused_before_it_is_queued(desk: Desk) -> 
     with pytest.raises(CannotRunError, match=f"--fetch {away.name}"):
         Context(desk, desk.home).specs(GenerationRequest(model=away.name, prompt="a ball"))
     assert desk.snapshot().waiting == ()
+
+
+@pytest.mark.parametrize("typed", ["hf:some/unknown", "https://huggingface.co/some/unknown"])
+def test_a_repository_that_is_not_here_is_sent_to_the_button_beside_it(desk: Desk, typed: str) -> None:
+    with pytest.raises(UsageError, match="hf:some/unknown is not on this machine, or not all of it: press Fetch"):
+        _Tab(Context(desk, desk.home)).use(typed)
+    with pytest.raises(UsageError, match="is no repository"):
+        _Tab(Context(desk, desk.home)).use("hf:nonsense")
 
 
 def test_the_list_changes_with_the_fetch_only(desk: Desk) -> None:
