@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.ui.safety import MAX_BODY, Guard, host_name, own_names
-from tests.app.ui.serving import Served
+from tests.app.ui.serving import Served, serving
 
 
 async def _nothing(*_: Any) -> None:
@@ -124,34 +124,46 @@ def test_the_server_refuses_foreign_names_and_pages(served: Served) -> None:
     assert served.ask("/gradio_api/run/predict", data=b"{}", Origin="https://evil.example")[0] == 403
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/etc/hostname",
-        "./pyproject.toml",
-        "pyproject.toml",
-        "app/cli.py",
-        "/proc/self/environ",
-        "..%2f..%2fetc%2fhostname",
-        "{home}/kinetile.sqlite3",
-        "{home}/owner.json",
-        "{outputs}/../kinetile.sqlite3",
-        "{outputs}/..%2fkinetile.sqlite3",
-        "{home}/cache",
-    ],
+ELSEWHERE = (
+    "/etc/hostname",
+    "./pyproject.toml",
+    "pyproject.toml",
+    "./config.json",
+    "app/cli.py",
+    "/proc/self/environ",
+    "/tmp/gradio/../../etc/hostname",
+    "..%2f..%2fetc%2fhostname",
+    "{home}/kinetile.sqlite3",
+    "{home}/owner.json",
+    "{outputs}/../kinetile.sqlite3",
+    "{outputs}/..%2fkinetile.sqlite3",
+    "{home}/cache",
 )
-def test_only_the_outputs_are_served(served: Served, path: str) -> None:
-    served.outputs.mkdir(exist_ok=True)
-    named = path.format(home=served.home, outputs=served.outputs)
-    for route in ("/gradio_api/file=", "/file=", "/static/", "/assets/"):
-        status, _ = served.ask(route + named)
-        assert status in (400, 403, 404, 405), (route, named, status)
 
 
-def test_a_file_of_the_outputs_is_served(served: Served) -> None:
+def is_kept_from(served: Served) -> None:
+    """A plain request gets a clip, and nothing from anywhere else."""
     served.outputs.mkdir(exist_ok=True)
     (served.outputs / "seen.png").write_bytes(b"picture")
     assert served.ask(f"/gradio_api/file={served.outputs}/seen.png") == (200, "picture")
+    for path in ELSEWHERE:
+        named = path.format(home=served.home, outputs=served.outputs)
+        assert served.ask(f"/gradio_api/file={named}")[0] == 403, named
+        for route in ("/file=", "/static/", "/assets/"):
+            status, _ = served.ask(route + named)
+            assert status in (400, 403, 404, 405), (route, named, status)
+
+
+def test_only_the_outputs_are_served(served: Served) -> None:
+    """Case 42: whatever way a path is written in, Gradio's file route leads nowhere but to the clips."""
+    is_kept_from(served)
+
+
+def test_only_the_outputs_are_served_to_others(tmp_path: Path) -> None:
+    """Case 42: the same where other machines may connect, which is said to be without a password."""
+    with serving(tmp_path, "--listen", "--no-auth") as page:
+        is_kept_from(page)
+        assert any("can use it, without a password (--no-auth)" in line for line in page.lines)
 
 
 def test_a_link_in_the_outputs_leads_nowhere_else(served: Served) -> None:

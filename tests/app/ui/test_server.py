@@ -27,10 +27,20 @@ def wish(port: int | None = None, listen: bool = False, auth: str | None = None,
 
 
 def test_listening_needs_a_password_or_the_word_that_there_is_none() -> None:
+    """Case 42: refused before anything opens."""
     with pytest.raises(UsageError, match="--auth USER:PASSWORD, or --no-auth"):
         wish(listen=True)
     assert wish(listen=True, auth="ada:love:lace").auth == ("ada", "love:lace")
     assert wish(listen=True, no_auth=True).auth is None
+
+
+def test_only_this_machine_can_connect_unless_others_are_let_in() -> None:
+    """Case 42: which address the page is opened on."""
+    page = Mock()
+    for settings, address in ((wish(), "127.0.0.1"), (wish(listen=True, no_auth=True), "0.0.0.0")):
+        _launch(page, settings, {})
+        assert page.launch.call_args.kwargs["server_name"] == address
+        assert page.launch.call_args.kwargs["share"] is False
 
 
 @pytest.mark.parametrize("auth", ["", "ada", "ada:", ":lovelace", " :x"])
