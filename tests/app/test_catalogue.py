@@ -17,7 +17,8 @@ from app import catalogue, cli
 from app.errors import CannotRunError, UsageError
 from app.models import all_families, sources, starter
 from app.models.base import Family, Figure
-from app.models.sources.cache import in_cache
+from app.models.sources.cache import in_cache, storage_of
+from app.models.sources.fetching import FetchProgress, fetch_repo
 from tests.accel.recorded import machine
 from tests.app.headless.batches import Batch
 from tests.app.models.sources.conftest import cache, hub  # noqa: F401
@@ -244,3 +245,47 @@ def test_a_model_that_lies_here_under_its_other_name_is_not_missing(
     renamed = replace(remote, folder=tiny_folder, repos=("new/tiny", "old/tiny"))
     monkeypatch.setattr(starter, "FAMILIES", (renamed,))
     assert catalogue.missing(["new/tiny", "hf:new/tiny", "hf:old/tiny"]) == []
+
+
+def test_a_fetch_that_was_killed_is_never_taken_for_whole(
+    remote: Family,
+    hub: Hub,  # noqa: F811
+    cache: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Case 49: offline it is refused file by file, online it goes on, and once whole it needs no network."""
+    hub.delay = 0.2
+
+    def kill(progress: FetchProgress) -> None:
+        if in_cache(hub.repo, cache).problems and progress.done > 100_000:  # some files are there, and more began
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # which kills the process that fetches
+        fetch_repo(hub.repo, kill)
+    (storage_of(hub.repo, cache) / "blobs" / f"{'a' * 64}.incomplete").write_bytes(b"of another program")
+    cut = in_cache(hub.repo, cache)
+    assert cut.folder is not None
+    there, problems = list(files_of(cut.folder)), cut.problems
+    assert there
+    assert problems
+    batch = Batch(tmp_path)
+    preset = batch.preset("ball", model="tiny", height=32, frames=5, steps=1)
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.asked.clear()
+    assert batch.run(preset) == batch.run(preset, download=True) == 3
+    assert "HF_HUB_OFFLINE is set" in batch.stderr
+    assert batch.run(preset) == 3
+    assert problems[0] in batch.stderr
+    assert (hub.asked, batch.clips) == ([], [])
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    hub.delay = 0.0
+    assert catalogue.run_fetch("tiny", stdout=io.StringIO(), stderr=io.StringIO()) == 0
+    assert not any(hub.gets(name) for name in there), "it goes on where it was"
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.asked.clear()
+    assert batch.run(preset) == 0, batch.stderr
+    assert (hub.asked, len(batch.clips)) == ([], 1)

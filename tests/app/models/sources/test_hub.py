@@ -128,6 +128,7 @@ def test_weights_that_lie_elsewhere_are_gone_on_with_there_and_learn_no_token(
 
 
 def test_a_fetch_that_was_ended_goes_on_where_it_was(hub: Hub, cache: Path) -> None:
+    """Case 49: within a file, too."""
     hub.files, hub.delay = model(6_000_000), 0.01
     with pytest.raises(KeyboardInterrupt):
         fetch_repo(hub.repo, after(9_000_000))
