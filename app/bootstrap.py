@@ -221,10 +221,12 @@ def find_python(options, root):
         from app.environment.packages import read_lists, running_lacks  # 25 ms that most later starts save
 
         if not running_lacks(read_lists(venv.root / "pyproject.toml").needed(extras)):
+            mention_gpu(sys.path, options.torch_build)
             return sys.executable
     if not stamp:
         return prepare(venv, options, extras)
-    mention_gpu(stamp)
+    sites = [path for lib in ("lib/python*", "Lib") for path in venv.folder.glob(lib + "/site-packages")]
+    mention_gpu(sites, stamp.chosen, venv.folder)
     mention_other_build(options, stamp)
     return sys.executable if venv.is_running() else str(venv.python)
 
@@ -292,17 +294,14 @@ def in_environment():
     return conda is not None and os.path.realpath(conda) == os.path.realpath(sys.prefix)
 
 
-def mention_gpu(stamp):
-    # type: (Any) -> None
-    """Say so when a GPU came after the CPU build was installed, with the fix; not to one who asked for that build."""
-    from app.environment.machine import gpu_in_sight
+def mention_gpu(sites, chosen, venv=None):
+    # type: (Sequence[Any], str, Any) -> None
+    """Say so when the torch of an environment can't use the GPU that is here, however either came, with the fix."""
+    from app.environment.mismatch import unused_gpu
 
-    vendor = gpu_in_sight() if stamp.build == "cpu" and stamp.chosen == "auto" else ""
-    if vendor:
-        say(
-            "an %s GPU is here, but .venv holds torch for the CPU; delete .venv and start again to use it."
-            % vendor.upper()
-        )
+    sentence = unused_gpu([_path(site) for site in sites], chosen, venv)
+    if sentence:
+        say(sentence)
 
 
 def mention_other_build(options, stamp):

@@ -16,6 +16,7 @@ from app import bootstrap, cli
 from app.environment import machine
 from app.environment.venv import Stamp, Venv, fingerprint
 from app.errors import CannotRunError, UsageError
+from tests.app.environment.stand_ins import CPU_TORCH, CUDA_TORCH, unpack
 from tests.app.fake_clone import FakeClone
 
 Installed = tuple[FakeClone, list[tuple[int, str, str]]]
@@ -195,19 +196,49 @@ def test_a_wrong_build_is_refused_before_anything_is_made(clone: Path) -> None:
     assert not (clone / ".venv").exists()
 
 
-def test_a_gpu_that_came_later_is_mentioned(
+def gpu_here(monkeypatch: pytest.MonkeyPatch, driver: tuple[int, ...] = (580, 95)) -> None:
+    """An NVIDIA GPU in this machine."""
+    host = machine.Host("Linux", "x86_64", (machine.Gpu("nvidia", "NVIDIA L4", "8.9"),), driver)
+    monkeypatch.setattr(machine, "gpu_in_sight", lambda: "nvidia")
+    monkeypatch.setattr(machine, "read_host", lambda: host)
+
+
+def test_a_torch_that_can_not_use_the_gpu_is_mentioned_at_each_start(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "gpu_in_sight", lambda: "nvidia")
-    stamp(clone)
-    find(clone)
-    assert "an NVIDIA GPU is here, but .venv holds torch for the CPU; delete .venv" in capsys.readouterr().err
-    stamp(clone, chosen="cpu")
-    find(clone)
-    assert capsys.readouterr().err == "", "one who asked for the CPU build is not told"
-    stamp(clone, build="cuda")
-    find(clone)
-    assert capsys.readouterr().err == ""
+    """Case 48: whether the GPU came later or an upgrade brought the CPU's torch; with the exact command."""
+    gpu_here(monkeypatch)
+    site = clone / ".venv/lib/python3.11/site-packages"
+    told = f"torch 2.13.0+cpu is a build for the CPU; to use it, delete {clone / '.venv'} and start again: python"
+    for build, chosen, template, says in (
+        ("cpu", "auto", CPU_TORCH, True),
+        ("cuda", "auto", CPU_TORCH, True),
+        ("cpu", "cpu", CPU_TORCH, False),  # one who asked for that build is not told
+        ("cuda", "auto", CUDA_TORCH, False),
+    ):
+        unpack(site, "torch", "2.13.0+cpu", {"torch/version.py": template.format(version="2.13.0+cpu")})
+        stamp(clone, build, chosen)
+        find(clone)
+        said = capsys.readouterr().err
+        assert (told in said) == bool(said) == says, (build, chosen)
+        assert ("launch.py --torch-build cuda" in said) == says
+
+
+def test_a_torch_of_ones_own_environment_is_mentioned_too(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 48: an environment that a person made is told of with pip's command for that very interpreter."""
+    lists(clone, "pytest>=1")
+    monkeypatch.setattr(bootstrap, "in_environment", lambda: True)
+    unpack(clone / "own", "torch", "2.13.0+cpu", {"torch/version.py": CPU_TORCH.format(version="2.13.0+cpu")})
+    monkeypatch.setattr(sys, "path", [str(clone / "own"), *sys.path])
+    gpu_here(monkeypatch)
+    assert find(clone) == sys.executable
+    command = f'"{sys.executable}" -m pip install --force-reinstall torch==2.13.0+cu130 --index-url https://'
+    assert command in capsys.readouterr().err
+    gpu_here(monkeypatch, driver=(390, 0))
+    assert find(clone) == find(clone, "--torch-build", "cpu") == sys.executable
+    assert capsys.readouterr().err == "", "no build fits that driver, so there is nothing to do"
 
 
 def test_another_build_does_not_replace_an_installed_one(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,8 +59,8 @@ def unpack(site: Path, name: str, version: str, files: Mapping[str, str] | None 
 class FakePip:
     """A pip whose index is a dict: (index or "", name) -> versions it offers, each with what it requires.
 
-    ``install`` unpacks the newest version that fits into ``site``. ``broken`` names packages whose install fails,
-    ``interrupt_at`` one at which Ctrl-C is pressed. ``calls`` records every word.
+    ``install`` unpacks the newest version that fits into ``site``, after the torch that it requires. ``broken`` names
+    packages whose install fails, ``interrupt_at`` one at which Ctrl-C is pressed. ``calls`` records every word.
     """
 
     site: Path
@@ -92,6 +92,9 @@ class FakePip:
             if requirement.name == self.interrupt_at:
                 return 130
             if found is None or requirement.name in self.broken or (pin and not pin.allows(found.version)):
+                return 1
+            needs = [line for line in found.requires if line.startswith("torch==")]
+            if needs and self.install(needs, constraints):
                 return 1
             self._unpack(requirement.name, found)
         return 0

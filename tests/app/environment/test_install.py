@@ -86,6 +86,18 @@ def test_an_unlabelled_cpu_wheel_will_do(tmp_path: Path) -> None:
     assert bench.have["torch"] == "2.13.0"
 
 
+def test_a_kernel_that_would_bring_another_torch_is_left_out(tmp_path: Path) -> None:
+    """Case 48: what is installed is the same before and after."""
+    unpack(tmp_path, "torch", "2.14.1", {"torch/version.py": CUDA_TORCH.format(version="2.14.1")})
+    world = offers()
+    world[("", "sglang-kernel")] = {"0.4.10": ("torch==2.15.0",)}
+    world[("", "torch")]["2.15.0"] = CUDA_REQUIRES
+    bench = Bench(tmp_path, world, HOPPER)
+    notes = bench.fill()
+    assert bench.have == {"torch": "2.14.1", "diffusers": "0.42.1", "gradio": "6.31.0"}
+    assert notes == ("sglang-kernel==0.4.10 could not be installed; Kinetile runs without it",)
+
+
 def test_no_cuda_build_slips_onto_a_cpu_machine(tmp_path: Path) -> None:
     bench = Bench(tmp_path, offers())
     with pytest.raises(
@@ -121,6 +133,7 @@ def test_nothing_found_is_told_in_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", [CPU_TORCH, CUDA_TORCH])
 def test_an_installed_torch_stays_whatever_the_table_says(tmp_path: Path, template: str) -> None:
+    """Case 48: every later step is told to keep it."""
     unpack(tmp_path, "torch", "2.10.0", {"torch/version.py": template.format(version="2.10.0")})
     bench = Bench(tmp_path, offers())
     notes = bench.fill(("test",))
@@ -131,6 +144,7 @@ def test_an_installed_torch_stays_whatever_the_table_says(tmp_path: Path, templa
 
 
 def test_a_cpu_torch_on_a_gpu_machine_is_said(tmp_path: Path) -> None:
+    """Case 48: while installing, too."""
     unpack(tmp_path, "torch", "2.13.0", {"torch/version.py": CPU_TORCH.format(version="2.13.0")})
     notes = Bench(tmp_path, offers(), Host("Linux", "x86_64", (Gpu("nvidia", "L4", "8.9"),), (580, 1))).fill()
     assert "torch 2.13.0 is a CPU build, and this machine would take torch for CUDA 13.0" in notes[0]
@@ -151,6 +165,7 @@ def test_hopper_gets_the_pair_that_belongs_together(tmp_path: Path) -> None:
 
 
 def test_hopper_with_another_torch_gets_the_kernel_that_fits_it(tmp_path: Path) -> None:
+    """Case 50: releases are chosen by the exact version of torch."""
     unpack(tmp_path, "torch", "2.11.0", {"torch/version.py": CUDA_TORCH.format(version="2.11.0")})
     bench = Bench(tmp_path, offers(), HOPPER)
     assert bench.fill() == ()
