@@ -17,6 +17,7 @@ from app.paths import Home
 from app.request import AccelPreferences, GenerationRequest
 from app.ui.accelerate import chosen, switched
 from app.ui.accelerate_view import MARKS, counts_of, machine_html, state_of, table_html
+from tests.accel.recorded import machine
 from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
@@ -85,6 +86,24 @@ def test_every_row_carries_its_reason_and_a_switch_with_a_name(desk: Desk) -> No
         assert item.reasons
         own = f"{item.setting}={item.name} can't be used here: "
         assert item.reasons[0].removeprefix(own).rstrip(".")[1:] in page.text
+
+
+def test_kernels_for_another_torch_are_greyed_and_clips_are_made_without(desk: Desk, tmp_path: Path) -> None:
+    """Case 50: torch was upgraded under kernels that were built for the one before."""
+    torch = {"version": "2.13.0+cpu", "torch": ""}
+    run = {"result": {"ok": False, "reason": "ImportError: sgl_kernel.so: undefined symbol: _ZN3c10"}}
+    desk._machine = machine("sapphire-rapids", tmp_path, distributions={"torch": torch}, runs={"sgl_kernel": run})
+    rows = [row for row in desk.accelerators(GenerationRequest()) if row.name.startswith("sgl_")]
+    assert {row.state for row in rows} == {"unavailable"}
+    page = Reader(table_html(rows, desk.preferences()))
+    assert all("was built for another torch (==2.11.0, found 2.13.0+cpu)" in row.reasons[0] for row in rows)
+    assert page.text.count("was built for another torch (==2.11.0, found 2.13.0+cpu)") == len(rows)
+    switches = [one for _, one in page.tags if one.get("role") == "switch" and one["data-name"].startswith("sgl_")]
+    assert len(switches) == len(rows)
+    assert all("disabled" in one for one in switches)
+    stages = desk.plan(GenerationRequest()).plan["stages"]
+    engaged = [stage[kind]["engaged"] for stage in stages for kind in ("attention", "linear")]
+    assert not any(name.startswith("sgl_") for name in engaged)
 
 
 def test_switches_mean_what_they_say(desk: Desk) -> None:
