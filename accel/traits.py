@@ -10,6 +10,7 @@ import inspect
 from collections import Counter
 from typing import Any
 
+from accel.fit import tiles
 from accel.types import LinearShape, ModelTraits, StageName, StageTraits
 
 COMPONENTS: tuple[tuple[StageName, str], ...] = (
@@ -71,6 +72,7 @@ def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
     heads, size = _heads(module)
     denoises = stage == "transformer"
     calls, reach = _attention(module) if denoises else (0, "")
+    untiled = tiles.why_not(module) if stage == "vae" else "it is no VAE"
     return StageTraits(
         stage=stage,
         class_name=type(module).__name__,
@@ -90,7 +92,8 @@ def _stage(stage: StageName, module: Any, video: int, text: int) -> StageTraits:
         channels=_number(module, "decoder_base_dim", "base_dim"),
         caches=_caches(module) if denoises else {},
         blocks=_blocks(module) if denoises else 0,
-        tiles=hasattr(module, "enable_tiling"),
+        tiles=not untiled,
+        untiled=untiled if stage == "vae" else "",
         patch=_patch(module) if stage == "vae" else 1,
         frames_at_once=_frames_at_once(module) if stage == "vae" else 0,
     )

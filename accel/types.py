@@ -221,8 +221,9 @@ class StageTraits(AsData):
     reachable: its attention goes through diffusers' dispatcher, so a backend can be put in; `reach` says why not.
     channels: for a VAE, the decoder's output-side base width.
     caches: step caches by name (`accel.caches`), each with why it can't be had, empty when it can.
-    blocks: repeated blocks of the transformer. For a VAE: tiles: it can decode in tiles; patch: side in pixels of what
-    its decoder's last feature map holds in one place; frames_at_once: frames it decodes together, 0 for all.
+    blocks: repeated blocks of the transformer. For a VAE: tiles: it can decode in tiles; untiled: why it can't; patch:
+    side in pixels of what its decoder's last feature map holds in one place; frames_at_once: frames it decodes
+    together, 0 for all.
     """
 
     stage: StageName
@@ -244,6 +245,7 @@ class StageTraits(AsData):
     caches: dict[str, str] = field(default_factory=dict)
     blocks: int = 0
     tiles: bool = False
+    untiled: str = ""
     patch: int = 1
     frames_at_once: int = 0
 

@@ -125,9 +125,11 @@ def choose(traits: ModelTraits, stages: tuple[StagePlan, ...], wishes: Preferenc
     fitting = [way for way in ways if _fits(found, way, room, gpu)]
     way = fitting[0] if fitting else min(ways, key=lambda way: _least(found, way, room, gpu))
     why = _why(found, ways, way, bool(fitting), room, gpu)
+    vae = traits.stage("vae")
+    untiled = vae.untiled if vae else ""
     return Fit(
         _choice(NO_OFFLOAD, wishes.offload, way.offload, why, MEANING[way.offload]),
-        _choice(NO_TILING, wishes.tiling, "on" if way.tiling else "off", why, TILES if way.tiling else ""),
+        _choice(NO_TILING, wishes.tiling, "on" if way.tiling else "off", why, TILES if way.tiling else untiled),
         _choice(KEPT, wishes.text_encoder, "free" if way.freed else "keep", why, FREED if way.freed else ""),
         refusals,
     )
@@ -180,7 +182,8 @@ def _refusals(
             yield f"offload={wishes.offload} can't be used here: {reason}"
     vae = traits.stage("vae")
     if wishes.tiling == "on" and (vae is None or not vae.tiles):
-        yield f"tiling=on can't be used here: {vae.class_name if vae else 'a model without a VAE'} has no tiles"
+        untiled = vae.untiled if vae else "a model without a VAE has no tiles"
+        yield f"tiling=on can't be used here: {untiled}"
     if wishes.text_encoder == "free" and traits.stage("text_encoder") is None:
         yield "text_encoder=free can't be used here: the model has none"
 

@@ -73,9 +73,9 @@ class Trial:
     def error(self, result: torch.Tensor) -> float:
         """Relative error (L2) of a result; infinite when it is not finite."""
         if not hasattr(self, "_want"):
-            self._want = self._exact().to("cpu", torch.float64)
+            self._want = self._exact().cpu().double()
             self._size = float(self._want.norm()) or 1.0
-        got = self._part(result).to("cpu", torch.float64)
+        got = self._part(result).cpu().double()  # the GPU may have no float64
         error = float((got - self._want).norm()) / self._size
         return error if error == error else float("inf")
 

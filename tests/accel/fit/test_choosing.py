@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accel import make_plan
 from accel.errors import PlanError
-from accel.fit.choosing import DEVICE_RESERVE, LADDER, Way, by_stage, on_device, on_host
+from accel.fit.choosing import DEVICE_RESERVE, LADDER, Way, by_stage, choose, on_device, on_host
 from accel.fit.needs import PROGRAM, Needs, needs, stage_of
 from accel.types import Fact, Gpu, LinearShape, ModelTraits, Plan, Preferences, Proof, Room, StageTraits
 from tests import builders
@@ -116,6 +116,19 @@ def test_what_does_not_go_together_is_refused_and_never_chosen() -> None:
         plan(proved, 200, 80, offload="group", compile="yes")
     assert engaged(proved, 200, 16, compile="yes")[0] in ("none", "model")
     assert engaged(proved, 200, 80, offload="model", compile="yes")[0] == "model"
+
+
+@pytest.mark.parametrize("linear", ["fp8", "torchao_int8", "onednn_bf16"])
+@pytest.mark.parametrize("offload", ["model", "group", "sequential"])
+def test_packed_weights_are_never_moved(linear: str, offload: str) -> None:
+    """Case 47: packed weights and each way of offloading exclude each other, asked for or chosen."""
+    stages = builders.plan(linear=linear).stages
+    asked = choose(LARGE, stages, Preferences(offload=offload), Room(2**40, 2**30), GPU.gpus[0])
+    assert asked.refusals == (
+        f"offload={offload} can't be used here: weights packed by linear={linear} stay where they are; choose "
+        "linear=stock",
+    )
+    assert choose(LARGE, stages, Preferences(), Room(2**40, 2**30), GPU.gpus[0]).offload.engaged == "none"
 
 
 def test_packed_weights_leave_room_for_what_works_beside_them() -> None:

@@ -56,6 +56,7 @@ def test_an_offloaded_model_makes_the_same_clip_and_leaves_no_trace(offload: str
     ids=lambda settings: "-".join(settings),
 )
 def test_offload_goes_together_with_what_else_is_engaged(offload: str, settings: dict[str, str]) -> None:
+    """Case 47: each way of offloading with each accelerator that it goes with gives the clip it gives without."""
     pipeline = builders.wan()
     before = bits(pipeline)
     with_it = install(pipeline, builders.plan(offload=offload, **settings))
