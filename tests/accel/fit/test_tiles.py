@@ -42,19 +42,19 @@ def test_tiles_give_nearly_the_same_frames(build: Callable[[], Any], factor: int
     for side in ("height", "width"):  # smaller than the real ones, in the same proportions
         setattr(vae, f"tile_sample_min_{side}", TILE * factor)
         setattr(vae, f"tile_sample_stride_{side}", TILE * factor * 3 // 4)
-    for side, alike in ((TILE - 1, True), (TILE, True), (TILE + 1, False)):
-        latents = torch.randn(1, vae.config.z_dim, (frames - 1) // 4 + 1, side, side)
+    for rows, alike in ((TILE - 1, True), (TILE, True), (TILE + 1, False)):
+        latents = torch.randn(1, vae.config.z_dim, (frames - 1) // 4 + 1, rows, rows)
         with torch.inference_mode():
             want = vae.decode(latents).sample
             undo = tile(vae)
             got = vae.decode(latents).sample
             undo()
             again = vae.decode(latents).sample
-        assert got.shape == want.shape == (1, 3, frames, side * factor, side * factor)
+        assert got.shape == want.shape == (1, 3, frames, rows * factor, rows * factor)
         assert torch.equal(again, want)
         assert torch.equal(got, want) == alike
         if not alike:
-            print(f"{frames} frames, {side * factor} pixels: {psnr(got, want):.1f} dB")
+            print(f"{frames} frames, {rows * factor} pixels: {psnr(got, want):.1f} dB")
             assert psnr(got, want) > max(LEAST, psnr(got.flip(-1), want) + BETTER)
 
 

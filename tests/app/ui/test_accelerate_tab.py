@@ -98,7 +98,7 @@ def test_kernels_for_another_torch_are_greyed_and_clips_are_made_without(desk: D
     page = Reader(table_html(rows, desk.preferences()))
     assert all("was built for another torch (==2.11.0, found 2.13.0+cpu)" in row.reasons[0] for row in rows)
     assert page.text.count("was built for another torch (==2.11.0, found 2.13.0+cpu)") == len(rows)
-    switches = [one for _, one in page.tags if one.get("role") == "switch" and one["data-name"].startswith("sgl_")]
+    switches = [one for _, one in page.tags if one.get("role") == "switch" and str(one["data-name"]).startswith("sgl_")]
     assert len(switches) == len(rows)
     assert all("disabled" in one for one in switches)
     stages = desk.plan(GenerationRequest()).plan["stages"]
