@@ -104,6 +104,9 @@ def test_no_ffmpeg_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_that_is_half_installed_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
 ) -> None:
+    import imageio_ffmpeg  # so that it can come back afterwards
+
+    assert imageio_ffmpeg
     (tmp_path / "imageio_ffmpeg.py").write_text(content, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "imageio_ffmpeg")
     monkeypatch.syspath_prepend(tmp_path)
