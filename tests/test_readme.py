@@ -27,6 +27,7 @@ from accel.probing.host import Recorded
 from accel.tables import cells
 from accel.types import Preferences
 from app import bootstrap, cli, headless
+from app.arguments import parser
 from app.headless.batch import BatchSettings
 from app.models import family_for
 from app.models.sources.resolving import is_source
@@ -125,7 +126,7 @@ def test_a_command_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (*verbs, *more, "accel.doctor.main"):
         monkeypatch.setattr(place, took)
     assert cli.main(rest) == 0
-    parsed = cli.parser().parse_args(rest)
+    parsed = parser().parse_args(rest)
     for source in (*(parsed.headless or ()), parsed.share, parsed.preset):
         if source and not re.search(r"my-batch\.jsonl|\.mp4|CLIP\.json", source):  # the reader's own
             assert read_source(source)

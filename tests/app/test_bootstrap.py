@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app import bootstrap, cli
+from app import bootstrap
+from app.arguments import parser
 from app.environment import machine
 from app.environment.venv import Stamp, Venv, fingerprint
 from app.errors import CannotRunError, UsageError
@@ -68,7 +69,7 @@ def test_what_runs_in_the_environment_tells_its_own_trouble(clone: Path, monkeyp
 def test_the_short_help_names_every_verb() -> None:
     verbs = [
         option
-        for group in cli.parser()._mutually_exclusive_groups
+        for group in parser()._mutually_exclusive_groups
         for action in group._group_actions
         for option in action.option_strings
         if option != "--version"
@@ -307,7 +308,7 @@ def test_tests_run_with_their_tools_in_the_clones_folder(
     ]:
         got, out, err = clone.run("--test", *words)
         seen = json.loads(out)
-        assert (got, seen["argv"], seen["cwd"]) == (code, argv, str(clone.root)), err
+        assert (got, seen["argv"], seen["cwd"]) == (code, [*bootstrap.PARALLEL, *argv], str(clone.root)), err
         assert Path(seen["prefix"]) == clone.venv
 
 

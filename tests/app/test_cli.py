@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from app import cli
+from app.arguments import parser
 from app.errors import UsageError
 from app.models.starter import WEIGHTS
 from app.request import GenerationRequest, Lora
@@ -52,8 +53,8 @@ def preset(folder: Path, **changes: Any) -> str:
 def test_help_and_parsing_import_nothing_heavy(tmp_path: Path) -> None:
     code = """if True:
         import sys
-        from app import cli
-        cli.parser().parse_args(["--headless", "a.json", "--set", "steps=3"])
+        from app import arguments, cli
+        arguments.parser().parse_args(["--headless", "a.json", "--set", "steps=3"])
         try:
             cli.main(["--help"])
         except SystemExit:
@@ -78,7 +79,7 @@ def test_help_fits_a_terminal_and_tells_what_a_newcomer_needs(capsys: pytest.Cap
 
 def test_the_options_are_these_and_no_others() -> None:
     """A new option is a promise: add it here when it is meant."""
-    options = {option for action in cli.parser()._actions for option in action.option_strings}
+    options = {option for action in parser()._actions for option in action.option_strings}
     assert options == {
         "-h", "--help", "--version", "--headless", "--share", "--models", "--fetch", "--doctor", "--bench", "--verify",
         "--set", "--lora", "--image", "--last-image",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from diffusers import AutoencoderKLWan
 
-from app.cli import parser
+from app.arguments import parser
 from app.engine import Clip, Engine
 from app.headless import BatchSettings, share
 from app.models import starter

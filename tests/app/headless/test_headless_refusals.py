@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app import cli
+from app.arguments import parser
 from app.presets import encode_code
 from app.request import GenerationRequest
 from app.video.outputs import safe_stem
@@ -119,7 +120,7 @@ def test_an_error_names_what_was_typed(
     batch: Batch, no_loading: None, monkeypatch: pytest.MonkeyPatch, typed: str, says: str
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    options = cli.parser().parse_args(["--headless", *typed.split()])
+    options = parser().parse_args(["--headless", *typed.split()])
     pictures = {name: path for name in ("image", "last_image") if (path := vars(options)[name]) is not None}
     preset = batch.preset("good")
     assert batch.run(preset, assignments=cli._assignments(options), pictures=pictures, strict=options.strict) == 2
