@@ -108,6 +108,7 @@ def test_the_wrong_aiter_is_named(tmp_path: Path) -> None:
 
 
 def test_overrides_and_limits_are_named(tmp_path: Path) -> None:
+    """Cases 4 and 5: memory and cores that a container leaves, each with its source."""
     text = report(
         "skylake-avx2",
         tmp_path,

@@ -76,6 +76,7 @@ def test_a_machine_survives_json(name: str, tmp_path: Path) -> None:
 
 
 def test_amx_bits_without_a_working_palette_are_an_answer(tmp_path: Path) -> None:
+    """Case 1: advertised, not usable; a flag counts once a bf16 product ran in a child."""
     found = machine("lying-amx", tmp_path)
     assert found.cpu.advertises("amx_tile")
     assert found.cpu.why_not("amx_bf16") == (

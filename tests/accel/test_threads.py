@@ -127,6 +127,20 @@ def test_libgomp_takes_the_waiting_that_was_chosen(waiting: str, tmp_path: Path)
     assert told["GOMP_SPINCOUNT"] == wanted.get("GOMP_SPINCOUNT", "300000")
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
+@pytest.mark.parametrize("wish", ["", "2"])
+def test_torch_works_with_as_many_threads_as_the_process_may_use(wish: str) -> None:
+    """Case 5: pinned to one CPU, read from torch and its environment as they are then; what a person set stays."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "ACCEL_"))}
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); from accel import threads; "
+        "threads.apply(); import torch; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
+    )
+    environ |= {"OMP_NUM_THREADS": wish} if wish else {}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [wish or "1"] * 2
+
+
 def test_apply_after_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert threads.apply() == ["torch is loaded already, so the thread settings of this process stay as they are"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from accel.fit.choosing import DEVICE_RESERVE, LADDER, Way, by_stage, choose, on
 from accel.fit.needs import PROGRAM, Needs, needs, stage_of
 from accel.types import Fact, Gpu, LinearShape, ModelTraits, Plan, Preferences, Proof, Room, StageTraits
 from tests import builders
+from tests.accel.probing.test_limits import MEMORY_MAX, V2
+from tests.accel.recorded import machine
 
 GIB = 2**30
 CPU = builders.machine()
@@ -63,6 +66,19 @@ def test_room_decides_on_a_cpu() -> None:
     assert (tight.tiling.engaged, tight.text_encoder.engaged) == ("on", "free")
     assert "GiB of 16 GiB of the machine's memory" in " ".join(tight.tiling.reasons)
     assert "seams may show" in tight.tiling.reasons[0]
+
+
+def test_a_container_s_limit_makes_the_plan_and_not_the_host_s_memory(tmp_path: Path) -> None:
+    """Case 4: 6 GiB on a host of 64."""
+    parts = {"text_encoder": GIB, "transformer": GIB // 2, "vae": 10**8}  # in float32: 4, 2 and 0.4 GiB
+    stages = tuple(replace(stage, tokens=512 if stage.tokens else 0) for stage in STAGES)
+    small = replace(LARGE, stages=stages, components=parts, width=128, height=64, frames=9)
+    host = {"numbers": {"memory": 64 * GIB}}
+    outside = make_plan(machine("skylake-avx2", tmp_path, **host), small)
+    inside = make_plan(machine("skylake-avx2", tmp_path, **host, files={**V2, MEMORY_MAX: f"{6 * GIB}\n"}), small)
+    assert (outside.text_encoder.engaged, inside.text_encoder.engaged) == ("keep", "free")
+    assert "GiB of 6 GiB of the machine's memory" in " ".join(inside.text_encoder.reasons)
+    assert "nothing makes it fit" not in " ".join(inside.text_encoder.reasons)
 
 
 def test_unknown_memory_holds_everything() -> None:

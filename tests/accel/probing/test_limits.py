@@ -50,6 +50,7 @@ V1_CPU, V1_MEMORY = "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/memory/memory.
 def test_threads_are_the_least_of_quota_affinity_and_cores(
     files: dict[str, str], affinity: int, usable: int, source: str
 ) -> None:
+    """Case 5: rounded down, at least one, and the source is told."""
     host = Recorded(record("skylake-avx2", files=files, numbers={"affinity": affinity}))
     cores = limits.cores(host)
     assert (cores.usable, cores.logical, cores.physical) == (usable, 8, 4)
@@ -68,6 +69,7 @@ def test_threads_are_the_least_of_quota_affinity_and_cores(
     ],
 )
 def test_memory_is_the_least_of_host_and_every_cgroup(files: dict[str, str], gibs: int, source: str) -> None:
+    """Case 4: of both versions, on the whole path."""
     memory = limits.memory(Recorded(record("skylake-avx2", files=files)))
     assert memory.usable == gibs * 2**30
     assert memory.total == 32 * 2**30

@@ -84,6 +84,7 @@ class Scripted(Recorded):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_a_self_test_that_dies_of_sigill_leaves_a_whole_report(tmp_path: Path) -> None:
+    """Case 1: `kill -ILL $$` in the place of every test."""
     host = Scripted(record("zen5"), "kill -ILL $$")
     found = probe(host=host, cache_folder=tmp_path)
     assert found.why_unproved("fp32") == "its test process was killed by SIGILL"

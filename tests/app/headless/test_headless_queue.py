@@ -187,6 +187,7 @@ def test_a_dry_run_estimates_and_queues_nothing(runs: Runs) -> None:
 
 
 def test_a_dry_run_says_what_is_blocked_and_why(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 4: refused before anything loads, by what the container has."""
     monkeypatch.setattr("app.queue.owner.free_memory", lambda: (10_000_000, "the container"))
     assert runs.run(runs.preset("ball"), count=3, dry_run=True) == 3
     assert runs.stderr.count("is blocked") == 1, "said once"
