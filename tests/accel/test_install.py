@@ -23,7 +23,7 @@ from tests.emulators import sgl_kernel_cpu as emulator
 
 
 def cycle(settings: dict[str, str]) -> None:
-    """On, off, on leaves the fixed-seed clip bit-equal to the first run and the weights as they were."""
+    """Case 11: on, off, on leaves the fixed-seed clip bit-equal to the first run and the weights as they were."""
     pipeline, free = builders.wan(), slots()
     before, stock = bits(pipeline), builders.run_wan(pipeline)
     classes = [type(m) for name in COMPONENTS for m in getattr(pipeline, name).modules()]
@@ -57,6 +57,7 @@ def test_on_off_on_emulated(settings: dict[str, str]) -> None:
 
 @plans
 def test_installing_twice_is_one_installation(settings: dict[str, str]) -> None:
+    """Case 11: what is packed is not packed again."""
     pipeline = builders.wan()
     before = bits(pipeline)
     installation = install(pipeline, builders.plan(**settings))

@@ -41,6 +41,7 @@ def test_state_dict_copies_and_pickles_hold_the_original_weights(settings: dict[
 
 @plans
 def test_save_pretrained_writes_the_original_weights(settings: dict[str, str], tmp_path: Path) -> None:
+    """Case 11: saved while packed, read again and compared bit for bit."""
     from diffusers import DiffusionPipeline
 
     builders.wan().save_pretrained(tmp_path / "stock")

@@ -273,7 +273,7 @@ def test_compile_needs_a_compiler(tmp_path: Path) -> None:
 
 
 def test_the_packed_path_must_beat_torch_in_the_machines_own_test(tmp_path: Path) -> None:
-    """sglang issue 11044: AVX512_BF16 without AMX fell to a path 30 times slower, with no message."""
+    """Case 2: AVX512_BF16 without AMX (sglang issue 11044) fell to a path 30 times slower, with no message."""
     slow = {"result": {"ok": True, "reason": "ran", "figures": {"linear_plain_ms": 0.6, "linear_packed_ms": 18.0}}}
     stage = make_plan(machine("zen5", tmp_path, runs={"packed_bf16": slow}), model()).stage("transformer")
     assert stage is not None

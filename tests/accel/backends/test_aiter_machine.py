@@ -62,6 +62,22 @@ def test_each_reason_is_one_sentence(tmp_path: Path) -> None:
     assert reasons(killed, "aiter_mla_fp8") == ["its test process was killed by SIGSEGV"]
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_chip_off_the_list_gets_no_kernel_however_well_the_package_imports(name: str, tmp_path: Path) -> None:
+    """Case 13: a consumer GPU beside a wheel for servers' ones, whose every trial run is even said to have passed."""
+    servers = machine("mi355x", tmp_path)
+    cards = tuple(replace(gpu, name="AMD Radeon RX 9070 XT", arch="gfx1201") for gpu in servers.gpus[:1])
+    consumer = replace(servers, gpus=cards)
+    assert consumer.packages["aiter"].importable
+    assert FUNCTIONS[name] in consumer.packages["aiter"].ops
+    assert consumer.why_unproved(f"aiter.{FUNCTIONS[name]}") == ""
+    (sentence,) = reasons(consumer, name)
+    assert sentence.endswith("found gfx1201")
+    (told,) = refusals(consumer, model(heads=40), attention=name, dtype="bf16")
+    assert "found gfx1201" in told
+    assert engaged(make_plan(consumer, model(heads=40)), "tr.attention") == "sdpa"
+
+
 def test_auto_leaves_them_and_fp8_means_fmha_before_mla(tmp_path: Path) -> None:
     found, clip = machine("mi355x", tmp_path), model(heads=40)
     assert engaged(make_plan(found, clip), "tr.attention") == "sdpa"
@@ -121,6 +137,7 @@ def test_the_first_call_of_each_kernel_is_made_in_a_child_and_judged_emulated(tm
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 def test_a_kernel_that_kills_its_child_is_out_and_the_others_stay_emulated(tmp_path: Path) -> None:
+    """Case 13: the first call is made in a child, and a dead child is the reason."""
     results = children(tmp_path, EMULATED + CRASH)
     assert results[f"aiter.{FUNCTIONS['aiter_fmha_fp8']}"]["reason"] == "its test process was killed by SIGSEGV"
     assert results[f"aiter.{FUNCTIONS['aiter_mla_fp8']}"]["ok"], "it ran in the next child"

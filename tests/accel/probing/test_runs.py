@@ -133,7 +133,7 @@ def test_nothing_lying_about_hides_a_library(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.skipif(not X86, reason="the variables hold x86 instructions down")
 def test_held_down_to_avx2_auto_takes_float32_for_every_stage(tmp_path: Path) -> None:
-    """pytorch issue 118499: without AVX512_BF16 or AMX bf16 is many times slower, and nothing says so."""
+    """Case 17: without AVX512_BF16 or AMX bf16 is many times slower (pytorch issue 118499), and nothing says so."""
     environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     found = probe(host=LocalHost(environ), cache_folder=tmp_path, patience=120.0)
     assert found.proofs["bf16"].ok, found.why_unproved("bf16")

@@ -36,6 +36,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_a_row_tells_what_ran_and_what_fell_back() -> None:
+    """Case 18: the kernel that ran, by the profiler, and how many calls the backend served."""
     one = row("x", 2.0, gain=2.0, speedup=2.0, over_fp32=3.0, teraflops=0.123, share_of_peak=0.5, memory=3 * 2**20)
     fallen = replace(one, served=1, calls=3, fallback="a mask per query", executed="aten::mm 90%", note="noted")
     cells = dict(zip(words.COLUMNS, words.cells(fallen), strict=True))

@@ -15,6 +15,7 @@ from app.paths import Home
 from app.plain import to_data
 from app.request import AccelPreferences, GenerationRequest
 from app.worker.questions import accelerators, answer
+from tests.accel.recorded import machine
 from tests.app.engines import REQUEST
 
 
@@ -70,3 +71,17 @@ def test_what_is_no_cache_and_what_can_t_be_is_refused(tiny_family: Family) -> N
         acceleration.decide(tiny_family, wishing(tiny_family, cache="tea"))
     with pytest.raises(PlanRefusedError, match=r"its strength is a number from 0\.001 to 1"):
         acceleration.decide(tiny_family, wishing(tiny_family, cache="first_block:7"))
+
+
+def test_a_kernel_that_died_in_its_child_is_unavailable_with_its_reason(
+    tiny_family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 13: on the page the row has no switch and says why; switched on elsewhere, it is refused."""
+    found = machine("mi355x", tmp_path, runs={"aiter.flash_attn_func": {"signal": 11}})
+    monkeypatch.setattr(acceleration, "machine", lambda: found)
+    rows = {row.name: row for row in accelerators(wishing(tiny_family), Home(tmp_path)) if row.setting == "attention"}
+    assert rows["aiter_bf16"].state == "unavailable"
+    assert "its test process was killed by SIGSEGV" in rows["aiter_bf16"].reasons[0]
+    assert rows["sdpa"].state == "on"
+    with pytest.raises(PlanRefusedError, match="killed by SIGSEGV"):
+        acceleration.decide(tiny_family, wishing(tiny_family, attention="aiter_bf16"))
