@@ -14,11 +14,12 @@ import torch
 
 import accel
 from accel.backends import REGISTRY
+from accel.contract import Refused
 from accel.measuring import micro
 from accel.measuring.calls import Recorded, record
 from accel.measuring.micro import Pace
 from accel.measuring.timing import Stopped
-from accel.readouts import ranking, store
+from accel.readouts import ranking, store, words
 from accel.readouts.results import Measurement, Peak, Results, Row
 from accel.types import Machine, ModelTraits, Preferences
 from tests import builders
@@ -128,6 +129,24 @@ def test_a_backend_that_fails_says_so_and_the_others_go_on(
     notes = {row.backend: (row.verdict, row.note) for row in found}
     assert notes["broken"] == ("failed", "RuntimeError: no kernel image is available")
     assert notes["sdpa"][0] == "reference"
+
+
+class Refusing(Planted):
+    """Takes no call, as FP8 kernels do for heads of a size that they don't know."""
+
+    def run(self, call: Any) -> Any:
+        raise Refused(f"head size {call.query.shape[3]} is not 64 or 128")
+
+
+def test_what_was_asked_for_and_did_not_run_is_no_gain_but_not_served(recorded: Recorded, traits: ModelTraits) -> None:
+    """Case 18: the kernel that ran is named, by the profiler, and no call is counted for the one that was asked for."""
+    mine = [row for row in rows(recorded, traits, Refusing("fp8")) if row.backend == "fp8"]
+    assert {row.call.title for row in mine} == {call.title for call in recorded.calls if call.kind == "attention"}
+    for row in mine:
+        assert (row.verdict, row.served, row.fallback) == ("not served", 0, "head size 32 is not 64 or 128")
+        assert row.calls >= 7
+        assert "scaled_dot_product" in row.executed
+        assert words.cells(row)[-1].endswith(f"; 0 of {row.calls} served: head size 32 is not 64 or 128")
 
 
 def test_small_calls_are_left_out_when_there_is_little_time(recorded: Recorded, traits: ModelTraits) -> None:

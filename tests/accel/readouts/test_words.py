@@ -24,6 +24,7 @@ from tests.accel.measuring.planted import CALL, row
     ],
 )
 def test_a_speed_up_under_five_percent_is_none(value: float | None, text: str) -> None:
+    """Case 18: nothing below 1.05x is shown as a gain."""
     assert words.ratio(value) == text
 
 
