@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from accel.probing.runs import tools
 from tests.accel.recorded import model
 
 ROOT = Path(__file__).parents[3]
+HELD_DOWN = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -134,7 +138,7 @@ def test_nothing_lying_about_hides_a_library(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.skipif(not X86, reason="the variables hold x86 instructions down")
 def test_held_down_to_avx2_auto_takes_float32_for_every_stage(tmp_path: Path) -> None:
     """Case 17: without AVX512_BF16 or AMX bf16 is many times slower (pytorch issue 118499), and nothing says so."""
-    environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    environ = {**os.environ, **HELD_DOWN}
     found = probe(host=LocalHost(environ), cache_folder=tmp_path, patience=120.0)
     assert found.proofs["bf16"].ok, found.why_unproved("bf16")
     print(found.proofs["bf16"].figures)
@@ -142,7 +146,46 @@ def test_held_down_to_avx2_auto_takes_float32_for_every_stage(tmp_path: Path) ->
         pytest.skip("this machine plans for its GPU")
     plan = make_plan(found, model())
     assert {stage.dtype.engaged for stage in plan.stages} == {"float32"}
-    assert all("slower than fp32" in stage.dtype.reasons[0] for stage in plan.stages)
+    for stage in plan.stages:
+        assert "slower than fp32" in stage.dtype.reasons[0]
+        assert re.search(r"(linear|conv3d) [\d.e+]+ ms, fp32 [\d.e+]+ ms", stage.dtype.reasons[1]), "both figures"
+
+
+TIMED = """
+import torch, time, json
+from tests import builders
+
+def least(call):
+    times = []
+    for _ in range(3):
+        begun = time.thread_time()
+        call()
+        times.append(time.thread_time() - begun)
+    return min(times)
+
+torch.set_num_threads(1)
+found = {}
+for dtype in (torch.float32, torch.bfloat16):
+    block = builders.wan_transformer(heads=4, head_dim=64, layers=1, ffn=1024).to(dtype)
+    inputs = builders.wan_inputs(dtype=dtype)
+    inputs["hidden_states"] = torch.randn(1, 8, 2, 32, 32).to(dtype)
+    vae = builders.wan().vae.to(dtype)
+    latents = torch.randn(1, vae.config.z_dim, 2, 8, 8).to(dtype)
+    with torch.inference_mode():
+        found[str(dtype)] = least(lambda: block(**inputs)), least(lambda: vae.decode(latents))
+print(json.dumps(list(found.values())))
+"""
+
+
+@pytest.mark.skipif(not X86, reason="the variables hold x86 instructions down")
+def test_held_down_to_avx2_a_block_and_a_decode_are_faster_in_float32() -> None:
+    """Case 17: what `auto` takes there from the probe's small tests, in a whole block and a whole decode."""
+    environ = {**os.environ, **HELD_DOWN, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", TIMED], env=environ, capture_output=True, text=True, check=True)
+    (block, decode), (low_block, low_decode) = json.loads(done.stdout.splitlines()[-1])
+    print(f"block {low_block / block:.1f} times, decode {low_decode / decode:.1f} times as long in bf16")
+    assert low_block > block
+    assert low_decode > decode
 
 
 def test_a_reference_that_is_off_is_wrong_and_so_is_nan() -> None:
