@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from accel.backends import backend
 from accel.checking.line import relative
 from accel.install import install
+from accel.linears import pack_linears
 from accel.originals import same_bits
 from accel.packed import PackedLinear, PackedWeight
+from accel.report import Tally
 from tests import builders
 from tests.accel.installed import BF16, COMPONENTS, INT8, assert_bits, bits, needs_bf16, plans
 
@@ -54,6 +57,43 @@ def test_save_pretrained_writes_the_original_weights(settings: dict[str, str], t
     installation.remove()
     again = DiffusionPipeline.from_pretrained(tmp_path / "installed", dtype=dtypes)
     assert_bits(again, before)
+
+
+@plans
+def test_packing_a_second_time_changes_nothing(settings: dict[str, str]) -> None:
+    """Case 11: the function that packs, called twice on one model."""
+    model = builders.wan_transformer().to(getattr(torch, settings.get("dtype", "float32"))).requires_grad_(False)
+    inputs = torch.randn(5, 64, dtype=model.dtype)
+    linear = model.blocks[0].attn1.to_q
+    before, chosen = linear.weight.data.clone(), backend("linear", settings["linear"])
+    first = pack_linears(model, chosen, Tally("t", "linear", chosen.name), None)  # type: ignore[arg-type]
+    want, number = linear(inputs), linear.accel_number
+    second = pack_linears(model, chosen, Tally("t", "linear", chosen.name), None)  # type: ignore[arg-type]
+    assert (second.packed, first.packed > 0) == (0, True)
+    assert (linear.accel_number is number, torch.equal(linear(inputs), want)) == (True, True)
+    second.undo()
+    assert same_bits(linear.weight.data, before)
+    first.undo()
+    assert type(linear) is nn.Linear
+    assert same_bits(linear.weight.data, before)
+
+
+@plans
+def test_a_model_that_is_loaded_twice_gives_one_clip(settings: dict[str, str], tmp_path: Path) -> None:
+    """Case 11: two of the same in one process, each packed by itself, one of them given back first."""
+    from diffusers import DiffusionPipeline
+
+    builders.wan().save_pretrained(tmp_path)
+    pipelines = [DiffusionPipeline.from_pretrained(tmp_path) for _ in range(2)]
+    before = bits(pipelines[0])
+    one, other = (install(pipeline, builders.plan(**settings)) for pipeline in pipelines)
+    clips = [builders.run_wan(pipeline) for pipeline in pipelines]
+    one.remove()
+    clips.append(builders.run_wan(pipelines[1]))
+    other.remove()
+    assert all((clip == clips[0]).all() for clip in clips)
+    for pipeline in pipelines:
+        assert_bits(pipeline, before)
 
 
 def test_weights_are_read_again_from_their_file_and_not_kept(tmp_path: Path) -> None:

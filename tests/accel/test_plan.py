@@ -351,6 +351,24 @@ def test_readouts_decide_once_they_exist(tmp_path: Path) -> None:
     assert "measured here: sgl_amx_int8 5 ms, sgl_amx_bf16 31 ms, stock 40 ms" in stage.linear.reasons
 
 
+@pytest.mark.parametrize(
+    ("rank", "linear", "told"),
+    [
+        (Rank("onednn_bf16", True, 2.0, "slower", "slower measured here"), "stock", "slower measured here"),
+        (Rank("onednn_bf16", True, 0.98, "no gain", "no gain measured here"), "stock", "no gain measured here"),
+        (Rank("onednn_bf16", True, 0.7, "faster"), "onednn_bf16", "the fastest measured on this machine"),
+    ],
+)
+def test_without_amx_a_packed_path_is_what_was_measured(rank: Rank, linear: str, told: str, tmp_path: Path) -> None:
+    """Case 2: AVX512_BF16 without AMX, once this machine was measured: nothing else decides, and the reason says so."""
+    ranks = (Rank("stock", True, 1.0, "reference"), rank)
+    readouts = Readouts({(stage, "linear", "bfloat16", "cpu"): ranks for stage in ("text_encoder", "transformer")})
+    stage = make_plan(machine("zen5", tmp_path), model(), readouts=readouts).stage("transformer")
+    assert stage is not None
+    assert stage.linear.engaged == linear
+    assert told in "; ".join(stage.linear.reasons)
+
+
 @dataclass(frozen=True)
 class Wonder:
     """A backend that always can, for orders that only readouts can give."""
