@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from accel.plan import make_plan
 from accel.probing import gpus
 from accel.probing.host import Recorded
 from accel.probing.runs.gpus import gpus as seen_by_torch
-from tests.accel.recorded import machine, record
+from tests.accel.recorded import engaged, machine, model, record
 
 
 def test_a_torch_without_code_for_the_gpu_is_caught_with_the_remedy(tmp_path: Path) -> None:
@@ -72,6 +73,17 @@ def test_a_card_that_a_cpu_build_of_torch_can_not_see_is_named(tmp_path: Path) -
     assert (gpu.index, gpu.arch, gpu.memory) == (-1, "sm_86", 8 * 2**30)
     assert "torch 2.13.0+cpu is built for cpu" in gpu.usable.reason
     assert "pip install" in gpu.usable.reason
+
+
+def test_a_laptop_s_second_gpu_takes_nothing_from_the_first(tmp_path: Path) -> None:
+    """An AMD GPU in the processor beside an NVIDIA card (Wan2GP's issue 1565): CUDA stays, the other one is told."""
+    chip = {f"{gpus.KFD}/1/properties": "simd_count 24\ngfx_target_version 110003\n"}
+    found = machine("rtx5090", tmp_path, files=chip)
+    assert [(gpu.arch, gpu.usable.value) for gpu in found.gpus] == [("sm_120", True), ("gfx1103", False)]
+    (told,) = found.unused_gpus()
+    assert told.startswith("AMD gfx1103 is not used: torch ")
+    plan = make_plan(found, model())
+    assert engaged(plan, "tr.device") == "cuda:0"
 
 
 def test_a_hidden_card_is_named_with_what_hides_it(tmp_path: Path) -> None:

@@ -82,6 +82,17 @@ def test_slow_cores_are_not_counted(tmp_path: Path) -> None:
     assert "fast ones" in cores.reason
 
 
+def test_slow_cores_of_a_hybrid_processor_are_not_counted_on_linux_either() -> None:
+    """Two fast cores of two threads each, two slow ones: llama.cpp's issue 842, where the slow ones held up all."""
+    files = {"/sys/devices/cpu_core/cpus": "0-3\n"}
+    for index in range(4):
+        pair = "0-1" if index < 2 else "2-3"
+        files[f"/sys/devices/system/cpu/cpu{index}/topology/core_cpus_list"] = f"{pair}\n"
+    cores = limits.cores(Recorded(record("skylake-avx2", files=files)))
+    assert (cores.usable, cores.physical) == (2, 4)
+    assert "2 of 4 physical cores are fast ones" in cores.reason
+
+
 def test_numa_nodes(tmp_path: Path) -> None:
     nodes = machine("sapphire-rapids", tmp_path).numa
     assert [(node.index, node.cpus) for node in nodes] == [(0, 112), (1, 112)]

@@ -54,6 +54,8 @@ def amd(gfx: str, system: str = "Linux") -> Host:
         (amd("gfx1201"), "rocm"),
         (amd("gfx1036"), "cpu"),  # the small GPU inside a desktop processor
         (amd("gfx942", "Windows"), "cpu"),
+        # a laptop with both
+        (Host("Linux", "x86_64", (Gpu("amd", "Radeon", "gfx1103"), Gpu("nvidia", "RTX", "8.9")), (580, 1)), "cuda"),
     ],
 )
 def test_every_kind_of_machine_gets_its_row(host: Host, name: str) -> None:
