@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import torch
+from diffusers import WanTransformer3DModel
 from peft import LoraConfig
 
 from accel.backends import fa3_fp8
@@ -79,6 +80,39 @@ def adapted(ranks: Ranks) -> Found:
     found = {"with a LoRA": compare(model, ranks, inputs(3, 6, 10))}
     model.unload_lora()
     return found | {"without it again": compare(model, ranks, inputs(3, 6, 10))}
+
+
+def pictured(ranks: Ranks) -> Found:
+    """A model that begins with a picture: more channels go in than come out, and a second attention to the picture."""
+    torch.manual_seed(0)
+    size = {"in_channels": 20, "out_channels": 8, "text_dim": 32, "freq_dim": 32, "ffn_dim": 64, "num_layers": 2}
+    heads = {"num_attention_heads": 5, "attention_head_dim": 32, "image_dim": 48, "added_kv_proj_dim": 160}
+    model = WanTransformer3DModel(patch_size=(1, 2, 2), **size, **heads).eval()
+    draw = torch.Generator().manual_seed(3)
+    given = inputs(3, 6, 10) | {"hidden_states": torch.randn(1, 20, 3, 6, 10, generator=draw)}
+    given["encoder_hidden_states_image"] = torch.randn(1, 257, 48, generator=draw)
+    with torch.inference_mode():
+        alone = [model(**given)[0] for _ in range(2)]
+        with Shared(model, ranks, planned=True):
+            shared = [model(**given)[0] for _ in range(2)]
+    branches = {"alone": torch.stack(alone), "shared": torch.stack(shared)}
+    return {"tokens": compare(model, ranks, given), "branches": branches}
+
+
+def compiled(ranks: Ranks) -> Found:
+    """Blocks that were compiled alone, then shared in one way after the other: nothing is left of the way before."""
+    model = builders.wan_transformer(heads=4)
+    given = inputs(3, 6, 10)
+    put = install(builders.Holder(transformer=model), builders.plan(attention="sdpa", compile="yes"))
+    with torch.inference_mode():
+        alone = torch.stack([model(**given)[0] for _ in range(2)])
+        found: Found = {}
+        for name, planned in (("tokens", False), ("branches", True), ("tokens again", False)):
+            with Shared(model, ranks, planned=planned, guided=lambda planned=planned: planned):  # type: ignore[misc]
+                shared = torch.stack([model(**given)[0] for _ in range(2)])
+            found[name] = {"alone": alone, "shared": shared}
+    put.remove()
+    return found
 
 
 def fused(ranks: Ranks) -> Found:
@@ -192,9 +226,8 @@ def waits(ranks: Ranks) -> Found:
     return compare_shared(model, ranks)
 
 
-CASES: dict[str, Callable[[Ranks], Found]] = {
-    one.__name__: one for one in (plain, installed, adapted, fused, guided, cached, clip, meets, dies, waits)
-}
+ALL = (plain, installed, adapted, pictured, compiled, fused, guided, cached, clip, meets, dies, waits)
+CASES: dict[str, Callable[[Ranks], Found]] = {one.__name__: one for one in ALL}
 
 
 def main(folder: str, patience: str, *cases: str) -> None:

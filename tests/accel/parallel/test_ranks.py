@@ -44,6 +44,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
         "plain",
         "installed",
         "adapted",
+        "pictured",
         "guided",
         "cached",
         "clip",
@@ -74,6 +75,18 @@ def test_installed_attention_serves_inside(two: dict[str, Found]) -> None:
 @pytest.mark.parametrize("name", ["with a LoRA", "without it again"])
 def test_loras_act_inside(two: dict[str, Found], name: str) -> None:
     assert_alike(two["adapted"][name])
+
+
+@pytest.mark.parametrize("name", ["tokens", "branches"])
+def test_a_model_that_begins_with_a_picture_is_shared(two: dict[str, Found], name: str) -> None:
+    assert_alike(two["pictured"][name])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1300)
+def test_compiled_blocks_are_shared_in_one_way_after_the_other(tmp_path: Path) -> None:
+    for found in job(tmp_path, 2, "compiled", patience=600, timeout=1200)["compiled"].values():
+        assert_alike(found)
 
 
 @pytest.mark.skipif(not EMULATED, reason="a real sgl_kernel is loaded: nothing to emulate")
