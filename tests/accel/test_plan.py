@@ -309,6 +309,16 @@ def test_a_gpu_that_can_not_be_used_is_refused_with_the_remedy(tmp_path: Path) -
     assert "no sm_120 code" in stage.device.reasons[0]
 
 
+def test_what_apple_s_gpu_can_not_compute_goes_to_the_cpu_and_that_is_said(tmp_path: Path) -> None:
+    """Case 52: found out by a small run of a product and a convolution, before any clip."""
+    assert engaged(make_plan(machine("apple-m3", tmp_path / "can"), model()), "tr.device") == "mps"
+    run = {"result": {"ok": False, "reason": "conv3d is not implemented for MPS"}}
+    plan = make_plan(machine("apple-m3", tmp_path / "can't", runs={"gpu:mps": run}), model())
+    for stage in plan.stages:
+        assert stage.device.engaged == "cpu"
+        assert "conv3d is not implemented for MPS" in stage.device.reasons[0]
+
+
 CHOICES = (
     *((item.kind, item.name) for item in REGISTRY),
     *(("text_encoder_linear", item.name) for item in REGISTRY if item.kind == "linear"),
