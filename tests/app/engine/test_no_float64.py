@@ -20,7 +20,6 @@ from app.paths import Home
 from tests.app.engine.test_previews_of_families import KINDS
 from tests.app.models.families import as_folder, picture, request_for
 
-
 LOOKS = (torch.ops.aten.select.int, torch.ops.aten._local_scalar_dense.default)
 """One number is looked up in a table."""
 
