@@ -101,8 +101,7 @@ def short(value: Any, width: int = 60) -> str:
         text = json.dumps(value, ensure_ascii=False, default=lambda other: type(other).__name__)
     except (TypeError, ValueError, RecursionError):
         text = type(value).__name__
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return printable((text if len(text) <= width else text[: width - 1] + "…").encode("utf-8", "replace").decode())
 
 
 def printable(text: str) -> str:

@@ -102,6 +102,8 @@ def allowed(info: FieldInfo) -> str:
         text += f" to {high:,}" if high is not None else ""
     elif kind is str:
         text = f"text of at most {longest:,} characters" if longest else "text in double quotes"
+    elif kind is bool:
+        text = "true or false"
     elif kind is typing.Literal:
         text = " or ".join(short(choice) for choice in typing.get_args(kinds[0]))
     elif kind in (tuple, list):

@@ -42,6 +42,8 @@ def family_for(model: str) -> Family:
     ``model``: a name, an alias, a repository of the catalogue, or what `sources.resolving` reads: "hf:owner/name", a
     folder, a single file. Raises UsageError listing what exists.
     """
+    if not isinstance(model, str):  # whatever a program put into the page's field
+        raise UsageError(f"model: {short(model)} is no name; write a model's name.")
     families = all_families()
     for family in families:
         if model in (family.name, *family.repos, *family.aliases):

@@ -23,7 +23,7 @@ from typing import Any
 from app.errors import CannotRunError, DatabaseError, UsageError
 from app.estimate import Measured
 from app.job_types import ENDED, History, Job, JobError, JobResult, JobSpec, JobState, Removal
-from app.plain import from_json, to_json
+from app.plain import from_data, from_json, to_json
 from app.queue.migrate import open_database
 
 _log = logging.getLogger("kinetile.jobs")
@@ -229,12 +229,14 @@ class JobQueue:
         """What clips of this model took, newest first."""
         names = "model, engaged, width, height, frames, steps, forwards, timings, memory"
         rows = self._rows(f"SELECT {names} FROM measured WHERE model = ? ORDER BY id DESC LIMIT ?", (model, limit))
-        return tuple(_measured(*row) for row in rows)
+        return tuple(one for row in rows if (one := _measured(*row)) is not None)
 
     def fact(self, name: str) -> Any:
         """A stored fact, None without one."""
         rows = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
-        return from_json(Any, rows[0][0]) if rows else None
+        with contextlib.suppress(ValueError):  # one that can't be read is none
+            return from_json(Any, rows[0][0]) if rows else None
+        return None
 
     def set_fact(self, name: str, value: Any) -> None:
         """Store a fact as JSON."""
@@ -317,6 +319,8 @@ def _told() -> Iterator[None]:
     """What the database can't do becomes a sentence."""
     try:
         yield
+    except OverflowError:
+        raise UsageError("That number is larger than any in the queue; name a job that is there.") from None
     except sqlite3.Error as error:
         raise DatabaseError(
             f"The queue's database can't be used ({error}): free some space on the disk that holds the data folder, "
@@ -324,10 +328,17 @@ def _told() -> Iterator[None]:
         ) from error
 
 
-def _measured(model: str, engaged: str, *numbers: Any) -> Measured:
-    width, height, frames, steps, forwards, timings, memory = numbers
-    seconds = from_json(dict[str, float], timings)
-    return Measured(model, engaged, width, height, frames, steps, forwards, seconds, memory or 0)
+def _measured(*row: Any) -> Measured | None:
+    """What a clip took; None for a row that can't be read."""
+    *facts, timings, memory = row
+    names = ("model", "engaged", "width", "height", "frames", "steps", "forwards")
+    data = {**dict(zip(names, facts, strict=True)), "memory": memory or 0}
+    try:
+        found: Measured = from_data(Measured, {**data, "timings": from_json(dict[str, float], timings)})
+        return found
+    except (ValueError, TypeError) as error:
+        _log.warning("what a clip took can't be read and is passed over: %s", error)
+        return None
 
 
 def _job(identity: int, uid: str, spec: str, state: Any, submitted: float, held: int, *rest: Any) -> Job | None:
@@ -339,15 +350,15 @@ def _job(identity: int, uid: str, spec: str, state: Any, submitted: float, held:
             uid=uid,
             spec=from_json(JobSpec, spec),
             state=state,
-            submitted=submitted,
+            submitted=float(submitted),
             held=bool(held),
             removed=deleted is not None,
-            started=started,
-            ended=ended,
+            started=None if started is None else float(started),
+            ended=None if ended is None else float(ended),
             result=None if result is None else from_json(JobResult, result),
             error=None if error is None else from_json(JobError, error),
         )
-    except ValueError as error_:
+    except (ValueError, TypeError) as error_:
         _log.warning("job %s can't be read and is passed over: %s", identity, error_)
         return None
 

@@ -36,6 +36,7 @@ def open_database(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connecti
 
 def _opened(path: Path, migrations: Path, locking: str) -> sqlite3.Connection:
     base = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    base.text_factory = lambda text: text.decode(errors="replace")  # one broken row must not hide the others
     try:
         base.execute(f"PRAGMA locking_mode = {locking}")
         base.execute("PRAGMA journal_mode = WAL")

@@ -16,7 +16,7 @@ from app.models import all_families, family_for
 from app.models.base import Normalised
 from app.pictures import fitted
 from app.presets import encode_code
-from app.request import GenerationRequest
+from app.request import GenerationRequest, parse_request
 from app.ui import brought, create_endpoints
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
@@ -116,15 +116,15 @@ def _stage(context: Context, live: Live) -> Any:
 
     def cancel(what: dict[str, Any]) -> dict[str, Any]:
         try:
-            context.service.cancel([int(what["job"])])
-        except (KinetileError, KeyError, TypeError, ValueError) as error:
+            context.service.cancel([_number(what)])
+        except KinetileError as error:
             return {"error": str(error)}
         return {}
 
     def share(what: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"code": encode_code(context.service.get([int(what["job"])])[0].spec.request)}
-        except (KinetileError, KeyError, TypeError, ValueError) as error:
+            return {"code": encode_code(context.service.get([_number(what)])[0].spec.request)}
+        except KinetileError as error:
             return {"error": str(error)}
 
     return gr.HTML(
@@ -178,17 +178,18 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     )
 
     def reuse(event: gr.EventData) -> list[Any]:
-        return context.form.fill(context.service.get([_number(event)])[0].spec.request)
+        return context.form.fill(context.service.get([_number(event._data)])[0].spec.request)
 
     stage.select(told(reuse), None, fields, **HEARD)
 
     page.load(restored, [store], fields, **QUICK).then(None, None, None, js=_RESTORED, **PRIVATE)
 
 
-def _number(event: gr.EventData) -> int:
+def _number(data: Any) -> int:
+    """The job that the browser means. Raises UsageError."""
     try:
-        return int(event._data["job"])
-    except (KeyError, TypeError, ValueError):
+        return int(data["job"])
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UsageError("That clip is not known; reload the page.") from None
 
 
@@ -205,7 +206,7 @@ def _sized(model: str, aspect: str, quality: str) -> list[Any]:
 def _defaults_of(model: str, *values: Any) -> list[Any]:
     """Another model: its own sizes and steps; the words, the seed and pictures that it can use stay."""
     kept = dict(zip(NAMES, values, strict=True))
-    fresh = values_of(GenerationRequest(model=model))
+    fresh = values_of(parse_request({"model": model}, "Create"))
     words = ("prompt", "negative_prompt", "seed_mode", "seed", "count", "gpus")
     if kept["negative_prompt"] in {family.defaults.negative_prompt for family in all_families()}:
         kept["negative_prompt"] = fresh["negative_prompt"]  # nobody's own words

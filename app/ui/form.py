@@ -12,9 +12,11 @@ from typing import Any
 
 import gradio as gr
 
+from accel.reading import parse_json
 from app.errors import UsageError
 from app.models import family_for
 from app.request import MAX_SEED, GenerationRequest, parse_request
+from app.strict_json import short
 
 NAMES = (
     "model",
@@ -113,7 +115,7 @@ def request_of(values: dict[str, Any]) -> GenerationRequest:
             data[name] = _whole(name, values[name])
     for name in BROKEN:
         if values[name] is not None:
-            data[name] = float(values[name])
+            data[name] = values[name]
     if values["seed_mode"] != RANDOM:
         data["seed"] = _seed(values["seed"])
     data |= {name: values[name] for name in PICTURES if values[name]}
@@ -140,7 +142,7 @@ def holds_loras(text: str) -> bool:
 
 def _loras(text: Any) -> dict[str, Any]:
     try:
-        data = json.loads(text) if text else {}
+        data = parse_json(text.encode()) if text else {}
         found = data.get("loras") or []
     except (ValueError, AttributeError):
         raise UsageError("loras: what the page keeps of them can't be read any more; add them again.") from None
@@ -148,8 +150,8 @@ def _loras(text: Any) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any) -> int:
-    if float(value) != int(value):
-        raise UsageError(f"{name}: {value:g} is not a whole number; write one without a fraction.")
+    if not (isinstance(value, (int, float)) and abs(value) <= MAX_SEED and value == int(value)):
+        raise UsageError(f"{name}: {short(value)} is not a whole number; write one without a fraction.")
     return int(value)
 
 
@@ -167,7 +169,7 @@ def _carried(text: Any) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        data = json.loads(text)
+        data = parse_json(str(text).encode())
     except ValueError:
         data = None
     if not isinstance(data, dict) or not data.keys() <= set(CARRIED):

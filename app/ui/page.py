@@ -22,9 +22,23 @@ TABS = (
 _HEADER = '<h1 class="kt-name-of-app">Kinetile</h1><span id="kt-header-machine"></span>'
 
 
-def build(context: Context, live: Live) -> gr.Blocks:
+class Page(gr.Blocks):
+    """Gradio's page, but what a program sends that the page itself never would is one sentence and no traceback."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any, **named: Any) -> Any:
+        """What arrives, as the components take it. Raises gr.Error."""
+        try:
+            return await super().preprocess_data(block_fn, inputs, *more, **named)
+        except gr.Error:
+            raise
+        except Exception as error:
+            wanted = f"{len(block_fn.inputs)} values of the right kind are wanted, {len(inputs)} came"
+            raise gr.Error(f"That can't be read: {wanted}.", print_exception=False) from error
+
+
+def build(context: Context, live: Live) -> Page:
     """The page for one service. What it needs at launch is in `looks`."""
-    with gr.Blocks(title="Kinetile", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as page:
+    with Page(title="Kinetile", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as page:
         context.page = page
         gr.HTML(_HEADER, apply_default_css=False, elem_id="kt-header")
         with gr.Tabs(selected="create", elem_id="kt-tabs") as context.tabs:

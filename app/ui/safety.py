@@ -8,12 +8,15 @@ even read the answers (DNS rebinding). Both show: the first in the `Origin` head
 from __future__ import annotations
 
 import ipaddress
+import logging
 import shutil
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from accel.reading import MAX_VALUES
 from app.video.outputs import size_text
 
 Scope = MutableMapping[str, Any]
@@ -25,8 +28,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_UPLOAD = 256 * 2**20
 """Most bytes of one uploaded file."""
 MAX_BODY = MAX_UPLOAD + 2**20
+"""Most bytes of a request that uploads files."""
 DISK_RESERVE = 2**20
 """Bytes that an upload leaves to the queue and its clips."""
+MAX_CALL = 10 * 2**20
+"""Most bytes of any other request: the longest share code is 8 million characters."""
+UPLOADS = "/gradio_api/upload"
 _CLOSED = (
     "/gradio_api/proxy=",
     "/proxy=",
@@ -36,6 +43,9 @@ _CLOSED = (
     "/gradio_api/runs",
 )
 """Routes of Gradio that this page does not need and that reach further than it does."""
+
+
+_log = logging.getLogger("kinetile.page")
 
 
 class Guard:
@@ -62,12 +72,34 @@ class Guard:
             await self._app(scope, receive, send)
             return
         refusal = self.why_not(scope)
-        if refusal is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+        if refusal is not None and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
-        else:
+        elif refusal is not None:
             await _refuse(send, *refusal)
+        elif scope["type"] == "websocket" or not _has_body(scope) or scope["path"] == UPLOADS:
+            await self._answer(scope, receive, send)
+        elif (body := await _bounded(receive)) is None:
+            await _refuse(send, 413, "That is more than any call of Kinetile takes.")
+        else:
+            await self._answer(scope, _again(body, receive), send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app's answer; what it can't make sense of is one sentence there and one line in the log."""
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            if begun or scope["type"] == "websocket":
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            _log.warning("%s: %r at %s:%s", scope["path"], error, place.filename, place.lineno)
+            await _refuse(send, 500, "Kinetile can't make sense of that; reload the page.")
 
     def why_not(self, scope: Scope) -> tuple[int, str] | None:
         """Status and sentence of a refusal, None for a request that may go on."""
@@ -103,14 +135,43 @@ class Guard:
         return 507, f"The data folder's disk has {size_text(free)} free, too little for this file: free some space."
 
 
+def _has_body(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope.get("method") not in ("GET", "HEAD", "OPTIONS")
+
+
+async def _bounded(receive: Receive) -> bytes | None:
+    """The whole body; None for one that is too long, or that would be unpacked to far more than its length (a hundred
+    bytes for each bracket).
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MAX_CALL:
+            return None
+        if not message.get("more_body"):
+            return None if sum(map(body.count, (b"[", b"{", b","))) > MAX_VALUES else bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that begins with the body that was read already."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Message:
+        return first.pop() if first else await receive()
+
+    return receiving
+
+
 def _too_much(scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
-    if scope.get("method") in ("GET", "HEAD", "OPTIONS") or scope["type"] == "websocket":
+    if not _has_body(scope):
         return None
     length = headers.get("content-length", [""])[0]
     if not (length.isascii() and length.isdigit()):
         return (411, "Say how long the body is.") if "transfer-encoding" in headers else None
-    if len(length) > 15 or int(length) > MAX_BODY:
-        return 413, f"At most {MAX_UPLOAD // 2**20} MiB are taken."
+    most = MAX_BODY if scope["path"] == UPLOADS else MAX_CALL
+    if len(length) > 15 or int(length) > most:
+        return 413, f"At most {most // 2**20} MiB are taken."
     return None
 
 
@@ -141,17 +202,31 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def never_fetch() -> None:
-    """Keep Gradio from fetching files that a request names by an address instead of uploading them: this page looks
-    nothing up, wherever the request comes from.
+def only_uploads() -> None:
+    """Keep Gradio from taking other files than uploads: it would fetch what a request names by an address, and copy
+    what one names by a path. Uploads are taken although the page does not serve them.
     """
     import gradio as gr
-    from gradio import processing_utils
+    from gradio import processing_utils, utils
+
+    otherwise = processing_utils._check_allowed
+
+    def check(path: str | Path, check_in_upload_folder: bool) -> None:
+        if not check_in_upload_folder:
+            otherwise(path, check_in_upload_folder)
+            return
+        try:
+            real = Path(path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):
+            real = None
+        if real is None or not (real.is_file() and real.is_relative_to(Path(utils.get_upload_folder()).resolve())):
+            raise gr.Error("That file is no upload; upload it first.", print_exception=False)
 
     async def refuse(url: str) -> None:
         raise gr.Error("Kinetile fetches nothing from an address; upload the file itself.", print_exception=False)
 
     processing_utils.async_ssrf_protected_get = refuse
+    processing_utils._check_allowed = check
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

@@ -117,9 +117,9 @@ def open_page(settings: PageSettings) -> OpenPage:
     from app.ui.context import Context
     from app.ui.live import Live
     from app.ui.page import build, looks
-    from app.ui.safety import MAX_UPLOAD, Guard, never_fetch, own_names
+    from app.ui.safety import MAX_UPLOAD, Guard, only_uploads, own_names
 
-    never_fetch()
+    only_uploads()
     service = open_service(settings.home, warm=True)
     try:
         context = Context(service, settings.home, uploads=uploads)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app import strict_json
 from app.errors import UsageError
-from app.strict_json import dumps, parse, short
+from app.strict_json import dumps, parse, printable, short
 
 numbers = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -130,11 +130,12 @@ def test_places_are_remembered() -> None:
     assert document.place(("a", 1, "unknown", 9)) == "x, line 3"
 
 
-@given(values | st.just(list(range(1000))) | st.just("\ud800"))
+@given(values | st.just(list(range(1000))) | st.just("\ud800") | st.just({"\x7f\x9b2J": "\u202e"}))
 def test_short_is_short_and_printable(value: Any) -> None:
     text = short(value)
     assert len(text) <= 60
     text.encode("utf-8")
+    assert printable(text) == text
 
 
 def test_dumps_refuses_nan() -> None:

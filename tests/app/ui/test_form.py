@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.errors import UsageError
@@ -119,6 +120,33 @@ def test_what_is_carried_is_checked(carried: str) -> None:
 )
 def test_whatever_the_browser_kept_the_page_opens(stored: Any) -> None:
     assert len(restored(stored)) == len(NAMES)
+
+
+RUBBISH: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5) | st.just(2**70) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+DEEP = "[" * 100_000
+
+
+@given(st.sampled_from(NAMES), RUBBISH | RUBBISH.map(json.dumps) | st.just(DEEP))
+@example("width", float("inf"))
+@example("gpus", float("nan"))
+@example("carried", DEEP)
+@example("loras", DEEP)
+@example("model", ["starter"])
+def test_whatever_a_program_puts_into_a_field_is_a_request_or_one_sentence(name: str, value: Any) -> None:
+    try:
+        found = request_of(values_of(GenerationRequest(prompt="a ball")) | {name: value})
+    except UsageError as error:
+        assert str(error)  # noqa: PT017
+    else:
+        assert isinstance(found, GenerationRequest)
+    with contextlib.suppress(UsageError):
+        _possible(value, value, value, value)
+    with contextlib.suppress(UsageError):
+        _defaults_of(value, *values_of(GenerationRequest()).values())
 
 
 @given(REQUESTS)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ui.safety import MAX_BODY, Guard, host_name, own_names
+from app.ui.safety import MAX_BODY, MAX_CALL, UPLOADS, Guard, host_name, own_names
 from tests.app.ui.serving import Served, serving
 
 
@@ -79,8 +79,9 @@ def test_other_sites_may_link_but_not_embed() -> None:
 
 
 def test_bodies_are_bounded() -> None:
-    assert ask(LOCAL, "POST", host="127.0.0.1", content_length=str(MAX_BODY)) == 200
-    assert ask(LOCAL, "POST", host="127.0.0.1", content_length=str(MAX_BODY + 1)) == 413
+    for path, most in ((UPLOADS, MAX_BODY), ("/gradio_api/queue/join", MAX_CALL)):
+        assert ask(LOCAL, "POST", path, host="127.0.0.1", content_length=str(most)) == 200
+        assert ask(LOCAL, "POST", path, host="127.0.0.1", content_length=str(most + 1)) == 413
     assert ask(LOCAL, "POST", host="127.0.0.1", content_length="9" * 5000) == 413
     assert ask(LOCAL, "POST", host="127.0.0.1", transfer_encoding="chunked") == 411
     assert ask(LOCAL, "POST", host="127.0.0.1") == 200
