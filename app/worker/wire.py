@@ -46,7 +46,7 @@ class Channel:
             raise Closed(f"a message of {size + extra:,} bytes")
         try:
             message = json.loads(self._read(size))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Closed(f"no message: {error}") from None
         if not isinstance(message, dict):
             raise Closed("no message: an object was expected")

@@ -97,3 +97,9 @@ def test_sending_to_nobody_is_the_end() -> None:
     os.close(read)
     with pytest.raises(Closed):
         Channel(io.BytesIO(), os.fdopen(write, "wb")).send({})
+
+
+@pytest.mark.parametrize("text", [b"[" * 1024, b'{"a":' * 100_000])
+def test_a_message_nested_without_end_closes_the_conversation(text: bytes) -> None:
+    with pytest.raises(Closed, match="no message"):
+        Channel(io.BytesIO(struct.pack(">II", len(text), 0) + text), io.BytesIO()).receive()
