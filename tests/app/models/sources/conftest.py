@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.models.sources.network import OURS
 from tests.app.models.sources.fake_hub import Hub, serving
 
 
@@ -25,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """The hub is a server on this machine, and fetches are allowed."""
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", OURS):  # what an earlier test's clip left, too
         monkeypatch.delenv(name, raising=False)
     with serving(Hub()) as made:
         monkeypatch.setenv("HF_ENDPOINT", made.url)
