@@ -150,6 +150,7 @@ ODD = st.none() | st.booleans() | st.text(max_size=3) | st.floats() | st.integer
     )
     | ODD
 )
+@example({"shape": [-1], "data_offsets": [0, 4]})
 @example({"shape": [float("inf")], "data_offsets": [0, float("inf")]})
 @example({"shape": [2**63 - 1] * 8, "data_offsets": [0, 2**63 - 1]})
 def test_any_table_is_read_or_refused(entry: object) -> None:
