@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 MORE = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("a*/*/README.md")))
 """What the rooms say of themselves, where the README points."""
-MOST_LINES = 485
+MOST_LINES = 490
 
 
 def section(title: str) -> str:
