@@ -174,6 +174,7 @@ def _register(slot: AttentionSlot) -> tuple[Any, Lease]:
     name = f"{PREFIX}{slot.backend.name}_{number}"
     member = str.__new__(AttentionBackendName, name)
     member._name_, member._value_ = name.upper(), name
+    member.__dict__["__deepcopy__"] = lambda _: member  # Python 3.11.3 and older would look it up in the maps
 
     def backend(
         query: torch.Tensor,

@@ -20,8 +20,11 @@ os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"kinetile-tests-{os
 os.environ.pop("HF_HUB_CACHE", None)
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
-# A suite started in the background inherits an ignored Ctrl-C, and so would every process that it tests.
+# A suite started in the background inherits an ignored Ctrl-C, under nohup an ignored hang-up too, and so would every
+# process that it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("kinetile", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kinetile")

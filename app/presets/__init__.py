@@ -189,7 +189,7 @@ def _text(path: Path | str) -> str:
 
 
 def _nothing(text: str, names: list[str]) -> str:
-    shown = printable(text[:80])
+    shown = printable(text if len(text) <= 200 else f"…{text[-200:]}")  # a path's end tells most
     possible = (
         "Give a preset (.json), a batch (.jsonl), a clip made by Kinetile (.mp4), a share code (KT1-…) or one of the "
         f"presets {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."

@@ -30,10 +30,13 @@ def hooks_of(pipeline: Any) -> int:
 def tensor_bytes() -> int:
     """Bytes of all tensors that anything in this process still holds, memory they share counted once."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     gc.collect()
     # not isinstance, which asks objects that pretend to be of another class
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"]
+    found = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    # compiling leaves tensors without memory behind
+    tensors = [one for one in found if type(one) is not FakeTensor and one.device.type == "cpu"]
     return sum({store.data_ptr(): store.nbytes() for store in (one.untyped_storage() for one in tensors)}.values())
 
 
