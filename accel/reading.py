@@ -45,7 +45,7 @@ def parse_json(text: bytes, *, finite: bool = True) -> Any:
     """The value of a JSON text in UTF-8. Raises ValueError for what is none, and for what no honest program writes:
     NaN and infinity (unless not `finite`), endless numbers, halves of surrogate pairs, more than MAX_VALUES values or
     MAX_DEPTH levels."""
-    if sum(map(text.count, (b"[", b"{", b","))) > MAX_VALUES:
+    if has_too_many_values(text):
         raise ValueError(f"there are more than {MAX_VALUES:,} values in it")
     try:
         numbers: dict[str, Any] = {"parse_constant": _refused, "parse_float": _finite} if finite else {}
@@ -54,6 +54,11 @@ def parse_json(text: bytes, *, finite: bool = True) -> Any:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     _check(value)
     return value
+
+
+def has_too_many_values(text: bytes | bytearray) -> bool:
+    """Whether a JSON text may hold more than MAX_VALUES values, before any is made."""
+    return sum(map(text.count, (b"[", b"{", b","))) > MAX_VALUES
 
 
 def _refused(text: str) -> Any:

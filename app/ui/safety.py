@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from accel.reading import MAX_VALUES
+from accel.reading import has_too_many_values
 from app.video.outputs import size_text
 
 Scope = MutableMapping[str, Any]
@@ -150,7 +150,7 @@ async def _bounded(receive: Receive) -> bytes | None:
         if len(body) > MAX_CALL:
             return None
         if not message.get("more_body"):
-            return None if sum(map(body.count, (b"[", b"{", b","))) > MAX_VALUES else bytes(body)
+            return None if has_too_many_values(body) else bytes(body)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
