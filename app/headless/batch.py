@@ -176,6 +176,7 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             (one, fitted(family.normalise(one, settings.strict), settings.home, settings.strict))
             for one in asked.expand()
         ]
+    recorded = recorded_plan(named, settings)
     content = _content(asked)
     seen[content] += 1  # the same line twice in a batch asks for two clips
     found = []
@@ -186,7 +187,7 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             request=possible.request,
             folder=settings.folder,
             adjustments=possible.adjustments,
-            recorded_plan=recorded_plan(named, settings),
+            recorded_plan=recorded,
             origin=named.origin,
             key=f"{content}-{seen[content]}:{index}/{asked.count}",
             batch=batch,
