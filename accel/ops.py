@@ -94,13 +94,13 @@ class AttentionSlot:
         """Look at the first output of each shape: a kernel that is wrong for some lengths (aiter's pull request 5654:
         NaN for 241 to 255 keys in FP8) shows it there. Input that is not finite proves nothing."""
         shape = (*query.shape, key.shape[1])
-        if shape in self.judged or self.backend.reference:
-            return self.judged.get(shape, "")
-        fine = _is_finite(out)
-        if fine or all(map(_is_finite, (query, key, value))):
-            reason = f"it gave values that are not finite for {query.shape[1]} tokens and {key.shape[1]} keys"
-            self.judged[shape] = "" if fine else reason
-        return self.judged.get(shape, "")
+        if shape not in self.judged and not self.backend.reference:
+            if _is_finite(out):
+                self.judged[shape] = ""
+            elif all(map(_is_finite, (query, key, value))):
+                tokens, keys = query.shape[1], key.shape[1]
+                self.judged[shape] = f"it gave values that are not finite for {tokens} tokens and {keys} keys"
+        return self.why_not(query, key)
 
 
 def _is_finite(x: torch.Tensor) -> bool:
