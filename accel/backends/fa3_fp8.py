@@ -2,7 +2,8 @@
 
 Query, key and value are quantised to e4m3 with one scale per item of the batch and key head, in one fused kernel that
 finds the largest magnitude and one that casts. Few keys gain nothing: quantising the query costs more than the product
-saves, so such calls (cross attention to a prompt) run in bf16, counted with that reason.
+saves, so such calls (cross attention to a prompt) run in bf16, counted with that reason, unless whoever made the query
+made it in FP8 (the fused blocks do).
 Measured on one H200, torch 2.11: 32760 tokens, 40 heads of 128, in 21.4 ms (1026 TFLOP/s) and the quantising, against
 31.9 ms in bf16; relative error 5.4 % on pure noise.
 """
@@ -56,10 +57,14 @@ class Fa3Fp8:
     def why_not_call(self, call: AttentionCall) -> str:
         """Why this one call is left to bf16, as one sentence; empty when it is served."""
         few = f"fewer than {FEWEST_KEYS} keys are faster in bf16" if call.key.shape[1] < FEWEST_KEYS else ""
-        return why_not_call(call, self.dtypes) or few
+        return self.why_not_quantised(call) or few
+
+    def why_not_quantised(self, call: AttentionCall) -> str:
+        """The same where query and key come in FP8 already, so that few keys gain, too."""
+        return why_not_call(call, self.dtypes)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """A call that `why_not_call` has nothing against, in FP8 however few its keys are."""
+        """A call that `why_not_quantised` has nothing against."""
         (query, q_descale), (key, k_descale) = (_quantised(x, call.key.shape[2]) for x in (call.query, call.key))
         return self.attend_quantised(query, q_descale, key, k_descale, call.value, scale_of(call), call.causal)
 

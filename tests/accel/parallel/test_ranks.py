@@ -99,7 +99,10 @@ def test_fp8_linears_and_fused_blocks_serve_inside_emulated(
     assert_alike(found)
     assert found["reasons"] == {}
     assert found["served"] == (6 if compile_ == "fused" else 0)
-    assert found["eight_bit"] == ([4, 4, 2, 2, 4, 4] if attention == "fa3_fp8" else [])
+    # Two layers alone, shared, alone: self attention deals its heads out; cross attention, in FP8 where the fused pass
+    # before it makes its queries so, keeps all heads for a rank's own tokens.
+    heads = [4, 4, 2, 2, 4, 4] if compile_ == "no" else [4, 4, 4, 4, 2, 4, 2, 4, 4, 4, 4, 4]
+    assert found["eight_bit"] == (heads if attention == "fa3_fp8" else [])
 
 
 @pytest.mark.parametrize("name", ["first", "second", "single"])
