@@ -1,7 +1,8 @@
 """Accelerate: what this machine has, every backend with its state and reason, and switches that are kept.
 
 A switch acts on the next job; a clip that is being made goes on as it began. What the switches mean is `switched`:
-turning a backend on chooses it, turning the chosen one off means plain PyTorch, "automatic" leaves it to the plan.
+turning a backend on chooses it, and turning that off again returns to automatic; turning off what automatic took means
+plain PyTorch, which has a row and a switch of its own.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ def build(context: Context) -> TabParts:
     problem = gr.HTML("", apply_default_css=False, elem_id="kt-accel-problem")
     table = actions('<p class="kt-quiet">Looking at this machine …</p>', elem_id="kt-accelerators")
     gr.HTML(
-        '<p class="kt-quiet">Switches are kept and act on the next clip. Automatic chooses the fastest exact backend '
-        "that this machine has proved; approximate ones are used when you switch them on, or when a full benchmark "
-        "found them faster and their clips alike.</p>",
+        '<p class="kt-quiet">Switches are kept and act on the next clip; what you switch off again returns to '
+        "automatic. Automatic chooses the fastest exact backend that this machine has proved; approximate ones are "
+        "used when you switch them on, or when a full benchmark found them faster and their clips alike. For plain "
+        "PyTorch switch its own row on: the first of each group.</p>",
         apply_default_css=False,
     )
     rest = gr.HTML("", apply_default_css=False, elem_id="kt-machine-rest")
@@ -185,4 +187,8 @@ def switched(
         raise UsageError(f"{name[:40]!r} is no backend for {setting[:40]}; reload the page.")
     if on:
         return chosen(preferences, setting, name)
-    return chosen(preferences, setting, "auto" if row.reference else reference)
+    if getattr(preferences, setting) != "auto":
+        return chosen(preferences, setting, "auto")
+    if row.reference:
+        raise UsageError(f"{row.title} serves where nothing else does: switch another one on in its place.")
+    return chosen(preferences, setting, reference)

@@ -112,12 +112,30 @@ def test_switches_mean_what_they_say(desk: Desk) -> None:
     auto = AccelPreferences()
     on = switched(auto, rows, "linear", "dynamic_int8", True)
     assert on == AccelPreferences(linear="dynamic_int8")
-    assert switched(on, rows, "linear", "dynamic_int8", False) == AccelPreferences(linear="stock")
+    assert switched(on, rows, "linear", "dynamic_int8", False) == auto
     assert switched(on, rows, "linear", "", True) == auto
     assert switched(auto, rows, "attention", "", False) == AccelPreferences(attention=engaged["attention"])
     assert switched(AccelPreferences(attention="sdpa"), rows, "attention", "sdpa", False) == auto
     with pytest.raises(UsageError, match="no backend for"):
         switched(auto, rows, "attention", "wonder", True)
+
+
+def test_off_again_is_as_before_and_plain_pytorch_is_a_choice_of_its_own(desk: Desk) -> None:
+    """Turning off what a person chose is no choice; turning off what automatic took is one."""
+    auto = AccelPreferences()
+    first = desk.accelerators(GenerationRequest())
+    for item in (item for item in first if item.state == "off" and not item.reference):
+        desk.set_preferences(switched(auto, first, item.setting, item.name, True))
+        rows = desk.accelerators(GenerationRequest())
+        assert switched(desk.preferences(), rows, item.setting, item.name, False) == auto
+    taken = {item.setting: item for item in first if item.state == "on"}
+    assert switched(auto, first, "vae", taken["vae"].name, False) == AccelPreferences(vae="stock")
+    assert switched(auto, first, "vae", "stock", True) == AccelPreferences(vae="stock")
+    plain = row(name="sdpa", title="PyTorch attention", reference=True)
+    with pytest.raises(UsageError, match="PyTorch attention serves where nothing else does: switch another one on"):
+        switched(auto, [plain], "attention", "sdpa", False)
+    caches = [row(setting="cache", name="none", reference=True, state="off"), row(setting="cache", name="mag")]
+    assert switched(AccelPreferences(cache="mag:0.1"), caches, "cache", "mag", False) == auto
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
