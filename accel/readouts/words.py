@@ -11,7 +11,7 @@ from accel.readouts.results import GAIN, Clip, Measurement, Quality, Results, Ro
 from accel.types import StageName
 
 COLUMNS = ("Backend", "in", "Time", "Speed-up", "over fp32", "TFLOP/s", "of peak", "Error", "Memory", "Verdict", "Ran")
-CLIP_COLUMNS = ("Plan", "Step", "Text", "Decode", "Your preset", "PSNR", "SSIM", "Served", "Runs")
+CLIP_COLUMNS = ("Plan", "Step", "Text", "Decode", "Your clip", "PSNR", "SSIM", "Served", "Runs")
 STAGES: dict[StageName, str] = {"text_encoder": "Text encoder", "transformer": "Transformer", "vae": "VAE"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 VERDICTS = {"reference": "plain PyTorch", "unclear": "inside the spread"}

@@ -240,7 +240,8 @@ def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
     except KinetileError as error:
         return [gr.skip(), _problem(error), *choice]
     request, use = made.request, made.prompt_tokens
-    tokens = "" if use is None else f"{use.total:,} of {use.limit:,} tokens"
+    # the model's own end mark is no token of a person who wrote nothing
+    tokens = f"{use.total:,} of {use.limit:,} tokens" if use is not None and request.prompt.strip() else ""
     about_prompt = [item.reason for item in made.adjustments if item.field == "prompt"]
     others = [item.reason for item in made.adjustments if item.field != "prompt"]
     frames, fps = int(request.frames or 0), float(request.fps or 1)

@@ -23,7 +23,8 @@ from app.queue.jobs import Job
 from app.queue.service import JobProgress, OwnerGoneError, Preview, Subscription
 from app.request import GenerationRequest
 from app.ui.context import Context, file_url, plural, seconds_text
-from app.ui.queue_view import shown_file
+from app.ui.queue_view import name_of, shown_file
+from app.ui.rows import shortened
 
 RECENT = 12
 """Newest clips in the strip."""
@@ -155,8 +156,7 @@ def _running(job: Job, progress: JobProgress | None) -> dict[str, Any]:
     request = job.spec.request
     told: dict[str, Any] = {
         "job": job.id,
-        "title": job.spec.name,
-        "prompt": request.prompt,
+        "title": name_of(job),
         "settings": _settings(request),
         "width": request.width,
         "height": request.height,
@@ -186,8 +186,7 @@ def clip_data(job: Job) -> dict[str, Any]:
         raise ValueError(f"job {job.id} has no clip")
     return {
         "job": job.id,
-        "title": job.spec.name,
-        "prompt": request.prompt,
+        "title": name_of(job),
         "width": request.width,
         "height": request.height,
         "fps": request.fps,
@@ -213,7 +212,8 @@ def _settings(request: GenerationRequest) -> str:
 
 def ended_data(job: Job) -> dict[str, Any]:
     """How the newest job ended."""
-    return {"job": job.id, "state": job.state, "title": job.spec.name, "why": job.error.message if job.error else ""}
+    why = job.error.message if job.error else ""
+    return {"job": job.id, "state": job.state, "title": shortened(name_of(job), 60), "why": why}
 
 
 def timing_line(timings: dict[str, float]) -> str:

@@ -46,8 +46,8 @@ class View:
 
 
 def name_of(job: Job) -> str:
-    """The prompt, else the job's name."""
-    return job.spec.request.prompt.strip() or job.spec.name
+    """The prompt; where there is none this is said, with the job's name."""
+    return job.spec.request.prompt.strip() or f"No prompt ({job.spec.name})"
 
 
 # -- the queue --
@@ -205,7 +205,7 @@ def clip_html(job: Job | None, context: Context, code: str = "") -> str:
         return NOTHING_CHOSEN
     request = job.spec.request
     parts = [_player(job, context)]
-    parts.append(f'<p class="kt-prompt">{escaped(request.prompt.strip() or job.spec.name)}</p>')
+    parts.append(f'<p class="kt-prompt">{escaped(name_of(job))}</p>')
     parts.append(_facts_table(job))
     if job.error is not None:
         parts.append(sentences_html([job.error.message], "calm" if job.state == "cancelled" else "bad"))

@@ -25,7 +25,7 @@ function play() {
 }
 
 function tell(what, times, accelerators, notes, ready) {
-  text(part('title'), what.prompt || what.title);
+  text(part('title'), what.title);
   text(part('settings'), what.settings);
   text(part('times'), times);
   text(part('accelerators'), accelerators);
@@ -55,7 +55,7 @@ function showClip(clip) {
     size(clip.width, clip.height);
     video.poster = clip.poster;
     video.src = clip.video;
-    video.setAttribute('aria-label', 'Clip: ' + brief(clip.prompt || clip.title));
+    video.setAttribute('aria-label', 'Clip: ' + brief(clip.title));
     tell(clip, clip.facts, clip.accelerators, clip.notes, true);
     window.kinetile.seed = clip.seed;
   }
@@ -87,7 +87,7 @@ function showRecent(clips) {
     if (old) return old;
     const node = document.createElement('button');
     node.type = 'button'; node.dataset.do = 'show'; node.dataset.job = clip.job;
-    node.title = brief(clip.prompt || clip.title);
+    node.title = brief(clip.title);
     node.setAttribute('aria-label', 'Show the clip: ' + node.title);
     const picture = document.createElement('img');
     picture.src = clip.poster; picture.alt = ''; picture.loading = 'lazy'; picture.width = clip.width; picture.height = clip.height;
@@ -143,8 +143,11 @@ function takeEnd(ended) {
   state.ended = ended.job;
   if (first) return;
   text(part('said'), `${ended.title}: ${ended.state}`);
-  if (ended.state === 'failed' || ended.state === 'crashed') text(part('trouble'), ended.why);
-  if (ended.state === 'cancelled') text(part('trouble'), 'Cancelled; nothing was saved.');
+  const fate = {cancelled: 'was cancelled; nothing was saved.', failed: `failed: ${ended.why}`, crashed: `failed: ${ended.why}`};
+  if (!fate[ended.state]) return;
+  // On the stage stands another clip then: what is said names the one that it speaks of.
+  const other = state.recent.length && !state.running ? ' Shown is a clip that was made before.' : '';
+  text(part('trouble'), `“${ended.title}” ${fate[ended.state]}${other}`);
 }
 
 async function poll() {
@@ -166,6 +169,7 @@ const actions = {
     const clip = state.recent.find((one) => one.job === +node.dataset.job);
     if (!clip) return;
     state.chosen = clip.job === (state.recent[0] || {}).job && !state.running ? 0 : clip.job;
+    text(part('trouble'), '');
     showClip(clip);
   },
   async cancel() {

@@ -47,7 +47,10 @@ def test_escape_cancels_the_running_clip_and_keeps_the_form(tab: Tab, served: Se
     tab.page.wait_for_function("() => document.querySelector('.ks-now').textContent.startsWith('denoising')")
     tab.page.locator("body").press("Escape")
     tab.page.wait_for_function("() => !window.kinetile.running()")
-    assert "Cancelled" in tab.stage("trouble").inner_text()
+    said = tab.stage("trouble").inner_text()
+    assert said.startswith("“a tree in the snow” was cancelled; nothing was saved.")
+    shown = tab.stage("title").inner_text()
+    assert ("Shown is a clip that was made before." in said) == bool(shown), shown
     tab.expect_value("Prompt", "a tree in the snow")
     assert sorted(served.outputs.glob("*.mp4")) == before
     history = served.client().predict(api_name="/history", limit=1)
@@ -125,7 +128,7 @@ def test_the_largest_seed_reaches_the_clip_unrounded(tab: Tab, served: Served) -
     ("fields", "words"),
     [
         ({"Frames": "12.5"}, "frames: 12.5 is not a whole number"),
-        ({"Steps": "0"}, "steps"),
+        ({"Steps": "0"}, "steps: 0"),
         ({"Guidance": "-3"}, "guidance"),
         ({"Clips": "5000"}, "count"),
     ],
@@ -135,7 +138,28 @@ def test_what_is_not_possible_is_one_sentence_and_nothing_is_lost(tab: Tab, fiel
     problem = tab.page.locator("#kt-notice .kt-problem")
     problem.wait_for()
     assert words in problem.inner_text()
+    assert tab.page.locator(".kt-request .kt-problem:visible").count() == 1, "it is told twice"
     tab.expect_value("Prompt", "typed with care")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_longest_numbers_can_be_read_whole(width: int, new_tab: NewTab) -> None:
+    tab = new_tab()
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    tab.open().choose_seed("Fixed", LARGEST_SEED)
+    tab.fill(Width=16384, Height=16384, Frames=10000, FPS="239.76", Steps=1000, Guidance="12.5", Clips=1000)
+    fields = ("Seed number", "Width", "Height", "Frames", "FPS", "Steps", "Guidance", "Clips")
+    room = "field => [field.scrollWidth, field.clientWidth]"
+    cut = {name: sizes for name in fields if (sizes := tab.field(name).evaluate(room))[0] > sizes[1]}
+    assert cut == {}
+
+
+def test_a_clip_without_a_prompt_is_called_so_and_counts_no_tokens(tab: Tab) -> None:
+    tab.fill(Prompt="a ball", **SMALL)
+    tab.page.locator("#kt-tokens").get_by_text("of 64 tokens").wait_for()
+    tab.fill(Prompt="")
+    tab.page.wait_for_function("() => !document.querySelector('#kt-tokens').textContent.includes('token')")
+    tab.generate().expect_clip("No prompt (Starter)")
 
 
 @pytest.mark.parametrize("seed", ["9007199254740993", "1798406481619217043"])

@@ -87,6 +87,8 @@ def test_two_plans_are_compared_in_a_sentence() -> None:
     page = Reader(compared_html({"title": "a clip", "clips": [clip.to_dict() for clip in CLIPS]}))
     assert "<Automatic> is 2.00 times as fast" in page.text
     assert "38.2 dB and 0.981 SSIM" in page.text
+    assert "Your clip" in page.text
+    assert "preset" not in page.text  # none was asked for
 
 
 def test_the_accelerators_table_shows_what_was_measured() -> None:
