@@ -203,7 +203,6 @@ def clip_html(job: Job | None, context: Context, code: str = "") -> str:
     """One clip of the history: player, facts, what was adjusted or went wrong, and what can be done with it."""
     if job is None:
         return NOTHING_CHOSEN
-    request = job.spec.request
     parts = [_player(job, context)]
     parts.append(f'<p class="kt-prompt">{escaped(name_of(job))}</p>')
     parts.append(_facts_table(job))
