@@ -1,8 +1,9 @@
 """What can be typed on the command line, and what `--help` says of it."""
 
 import argparse
+import difflib
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from app import __version__
 from app.errors import UsageError
@@ -42,11 +43,53 @@ KINETILE_DEBUG=1 in the environment shows where an error came from.
 """
 
 
+_HELP = "python launch.py --help shows every option"
+
+LAUNCHERS = ("--test", "--long", "--no-install", "--torch-build")
+"""Options that app/bootstrap.py takes before this parser sees a word; here they are only something to be meant."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """Complains in one sentence instead of with the whole usage."""
+    """Complains in one sentence of our own instead of with the whole usage."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options. Raises UsageError for what is none, or lacks its value."""
+        try:
+            found, unknown = self.parse_known_args(args, namespace)
+        except argparse.ArgumentError as error:
+            raise UsageError(self._sentence(error)) from None
+        if unknown:
+            raise UsageError(self._unknown(unknown[0]))
+        return found
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[:1].upper()}{message[1:]}: see python launch.py --help.")
+        raise UsageError(f"{message[:1].upper()}{message[1:]}; {_HELP}.")
+
+    def _sentence(self, error: argparse.ArgumentError) -> str:
+        """What argparse found wrong with one option: a value too few, a value too many, or two verbs."""
+        name = error.argument_name or ""
+        other = error.message.rpartition(" ")[2]
+        if other in self._option_string_actions:
+            return f"{other} and {name} exclude each other: leave one of the two out."
+        action = self._option_string_actions.get(name)
+        if action is None or action.nargs == 0:
+            return f"{name} takes no value: write it alone."
+        return f"{name} needs a value, as in {name} {action.metavar}: {action.help}."
+
+    def _unknown(self, word: str) -> str:
+        """A word that is no option, with the option that may have been meant."""
+        option = word.partition("=")[0]
+        if not option.startswith("-"):
+            return f"{word} belongs to no option: to make clips of it, write --headless {word}; {_HELP}."
+        from app.request import GenerationRequest
+
+        if (key := option.lstrip("-").replace("-", "_")) in GenerationRequest.model_fields:
+            return f"There is no option {option}: a clip's settings are changed with --set {key}=VALUE."
+        names = [name.lstrip("-") for name in (*self._option_string_actions, *LAUNCHERS)]
+        meant = difflib.get_close_matches(option.lstrip("-").lower(), names, 1)
+        if not meant:
+            return f"There is no option {option}; {_HELP}."
+        return f"There is no option {option}: did you mean --{meant[0]}?"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        exit_on_error=False,
     )
     for add in (_add_verbs, _add_changes, _add_places, _add_measuring, _add_page):
         add(made)
@@ -117,7 +161,7 @@ def _add_places(made: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--home", metavar="DIR", help="data folder (default: KINETILE_HOME, else your system's place for data)"
     )
-    where.add_argument("--resume", action="store_true", help="skip what is made; with no SOURCE, go on with the queue")
+    where.add_argument("--resume", action="store_true", help="skip what is made; alone, go on with what is queued")
     where.add_argument(
         "--ray",
         type=_ray,
@@ -150,7 +194,9 @@ def _add_measuring(made: argparse.ArgumentParser) -> None:
 
 def _add_page(made: argparse.ArgumentParser) -> None:
     page = made.add_argument_group("the page, which opens when nothing else is asked for")
-    page.add_argument("--port", type=int, metavar="N", help="port of the page (default: the first free one from 7860)")
+    page.add_argument(
+        "--port", type=_port, metavar="N", help="port of the page (default: the first free one from 7860)"
+    )
     page.add_argument("--open", action="store_true", dest="open_browser", help="open the page in a browser")
     page.add_argument("--listen", action="store_true", help="let other machines connect; needs --auth or --no-auth")
     page.add_argument("--auth", metavar="USER:PASSWORD", help="ask for this user and password")
@@ -160,16 +206,22 @@ def _add_page(made: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     from app.request import MAX_COUNT
 
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_COUNT):
-        raise UsageError(f"--count {text}: a whole number of clips from 1 to {MAX_COUNT} is allowed.")
-    return int(text)
+    return _whole("--count", text, MAX_COUNT, "a whole number of clips")
 
 
 def _gpus(text: str) -> int:
     from app.request import MAX_GPUS
 
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_GPUS):
-        raise UsageError(f"--gpus {text}: a whole number of GPUs from 1 to {MAX_GPUS} is allowed.")
+    return _whole("--gpus", text, MAX_GPUS, "a whole number of GPUs")
+
+
+def _port(text: str) -> int:
+    return _whole("--port", text, 65_535, "a port")
+
+
+def _whole(option: str, text: str, most: int, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
+        raise UsageError(f"{option} {text}: {what} from 1 to {most} is allowed.")
     return int(text)
 
 

@@ -49,6 +49,11 @@ def _dispatch(options: argparse.Namespace) -> int:
         raise UsageError(f"{others} goes with --bench or --verify.")
     if flag := _given(options, _IGNORED_BY.get(verb, ())):
         raise UsageError(f"{flag} goes with --headless, not with {verb}.")
+    if options.resume and not options.headless and (flag := _given(options, _CHANGES)):
+        raise UsageError(
+            f"{flag} changes nothing of what is queued already, which --resume without a SOURCE goes on with: leave it "
+            "out, or name the SOURCE."
+        )
     if verb == "--doctor":
         return _doctor(options)
     if verb in ("--models", "--fetch"):
@@ -74,7 +79,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     )
     if options.share is not None:
         return headless.share(options.share, settings)
-    return headless.run_batch(options.headless, settings)
+    return headless.run_batch(options.headless or (), settings)
 
 
 def _page(options: argparse.Namespace) -> int:
@@ -92,9 +97,9 @@ def _page(options: argparse.Namespace) -> int:
 
 
 def _verb(options: argparse.Namespace) -> str:
-    """What is to be done, as it is written; empty for the page."""
+    """What is to be done, as it is written; empty for the page. --resume alone goes on with the queue."""
     asked = vars(options)
-    verbs = ("headless", "share", "models", "fetch", "doctor", "bench", "verify")
+    verbs = ("headless", "share", "models", "fetch", "doctor", "bench", "verify", "resume")
     return next((f"--{name}" for name in verbs if asked[name] not in (None, False)), "")
 
 
@@ -130,6 +135,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 _BATCH_ONLY = ("image", "last_image", "count", "strict", "out", "resume", "ray", "download", "fail_fast", "dry_run")
 _NOT_MEASURED = (*_BATCH_ONLY, "accel", "lora", "gpus")
+_CHANGES = ("assignments", "image", "last_image", "count", "accel", "lora", "gpus", "strict", "out", "download")
+"""What a request and its place are given when it is put into the queue."""
 _FOR_BENCHES = ("model", "preset", "quick", "quality", "plot")
 _FOR_BATCHES = ("assignments", *_NOT_MEASURED, "as_json")
 _FOR_PAGE = ("port", "open_browser", "listen", "auth", "no_auth")

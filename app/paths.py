@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +212,42 @@ def slug(title: str, kind: str = "preset") -> str:
         return relative_name(words)
     except ValueError:
         return f"{kind}-{words}".strip("-")
+
+
+def is_mine_alone(path: Path) -> bool:
+    """Whether nobody but this user (and root) can put something else in the place of `path`, or of what it leads to:
+    what of it does not exist yet is taken to become this user's. False on Windows, where that can't be told.
+    """
+    if os.name == "nt":
+        return False
+    try:
+        real = path.resolve()
+        states = [one.stat() for one in {real, *real.parents, *path.absolute().parents} if one.exists()]
+    except (OSError, RuntimeError):
+        return False
+    return all(state.st_uid in (0, os.getuid()) and not _others_write(state) for state in states)
+
+
+def _others_write(state: os.stat_result) -> bool:
+    """Whether others may write it; in a folder with the sticky bit nobody can move what is another's."""
+    if stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX:
+        return False
+    shared = state.st_mode & stat.S_IWGRP and not _is_own_group(state.st_gid)
+    return bool(shared or state.st_mode & stat.S_IWOTH)
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether nobody else but root is in that group: many Linux systems have a group for each user."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return number == 0 or (
+        number == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+    )
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -23,11 +23,11 @@ from app.engine import acceleration, several
 from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
 from app.headless.batch import BatchSettings, Outcome, asked_in, check_disk_and_encoder, prepare, recorded_plan, resumed
 from app.headless.following import Follower
+from app.headless.words import ENDED, clips_text, estimate_line, why_unplayable
 from app.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
 from app.queue.service import Service, open_service
 from app.remote.cluster import Address, Cluster, connect
-from app.video.outputs import size_text
 from app.worker.render import versions
 
 MAX_PROBLEMS = 20
@@ -211,9 +211,7 @@ class _Batch:
                 self._reporter.say("Nothing is queued, so there is nothing to go on with.")
         elif self._settings.resume:
             resumed(self._outcomes, service.known([outcome.spec.key for outcome in self._outcomes]))
-        if not service.owner:
-            self._reporter.say("Another Kinetile has this data folder's queue: the clips are handed over to it.")
-        if self._announce():
+        if self._announce(service):
             self._choose_accelerators(service)
         if self._settings.dry_run:
             for outcome in self._open():
@@ -222,16 +220,21 @@ class _Batch:
     def _open(self) -> list[Outcome]:
         return [outcome for outcome in self._outcomes if not outcome.skipped]
 
-    def _announce(self) -> bool:
+    def _announce(self, service: Service) -> bool:
         """What will be made, and above all what not as asked; said once per source where its clips differ by seed
         only. Returns whether there is anything to make.
         """
         skipped = sum(outcome.skipped for outcome in self._outcomes)
         if skipped:
-            self._reporter.say(f"Skipping {_clips(skipped)} that an earlier run made.")
+            self._reporter.say(f"Skipping {clips_text(skipped)} that an earlier run made.")
         if not self._open():
             return False
-        self._reporter.say(f"Making {_clips(len(self._open()))} in {self._settings.folder}")
+        folders = list(dict.fromkeys(outcome.spec.folder for outcome in self._open()))
+        where = str(folders[0]) if len(folders) == 1 else f"{len(folders)} folders"
+        making = "Would make" if self._settings.dry_run else "Making"
+        self._reporter.say(f"{making} {clips_text(len(self._open()))} in {where}")
+        if not service.owner and (note := why_unplayable(self._settings.home, folders)):
+            self._reporter.say(f"note: {note}")
         groups: dict[tuple[str, ...], list[Outcome]] = {}
         for outcome in self._open():
             lines = [f"adjusted: {item.reason}" for item in outcome.spec.adjustments]
@@ -280,7 +283,7 @@ class _Batch:
         found = [(outcome, outcome.estimate) for outcome in self._open() if outcome.estimate is not None]
         self._reporter.say()
         if found:
-            self._reporter.say(_estimate_line([estimate for _, estimate in found]))
+            self._reporter.say(estimate_line([estimate for _, estimate in found]))
         blocked: dict[str, str] = {}
         for outcome, estimate in found:
             for reason in estimate.blocked:
@@ -332,7 +335,7 @@ class _Batch:
             made = None if outcome.job is None else outcome.job.result
             fields = ", ".join(dict.fromkeys(item.field for item in outcome.spec.adjustments)) or "-"
             seconds = "-" if made is None or outcome.skipped else f"{made.timings.get('total', 0.0):.1f}"
-            file = made.output.name if made else f"({outcome.spec.stem}: {_ENDED[outcome.state]})"
+            file = made.output.name if made else f"({outcome.spec.stem}: {ENDED[outcome.state]})"
             how = "made before" if outcome.skipped else outcome.accelerators
             if outcome.state in ("failed", "crashed") and outcome.error is not None:
                 how = str(outcome.error)  # what was told when it failed is hours above in a long batch
@@ -349,7 +352,7 @@ class _Batch:
         self._reporter.say(f"{text}. Folder: {self._settings.folder}")
         if waiting:
             self._reporter.say(
-                f"{_clips(waiting)} still queued: --headless --resume goes on with that, and the same command with "
+                f"{clips_text(waiting)} still queued: --resume alone goes on with that, and the same command with "
                 "--resume also makes what was stopped."
             )
 
@@ -362,33 +365,6 @@ class _Batch:
             return EXIT_OK
         nothing_ran = len(failures) == len(states) and all(isinstance(error, CannotRunError) for error in failures)
         return CannotRunError.exit_code if nothing_ran else EXIT_FAILED
-
-
-_ENDED = {
-    "waiting": "not begun",
-    "running": "stopped",
-    "failed": "failed",
-    "crashed": "crashed",
-    "cancelled": "stopped",
-    "done": "done",
-}
-
-
-def _clips(count: int) -> str:
-    return "1 clip" if count == 1 else f"{count:,} clips"
-
-
-def _estimate_line(found: Sequence[Any]) -> str:
-    """What all clips will take: the time together, the most memory, the disk together."""
-    memory, disk = max(one.memory for one in found), sum(one.disk for one in found)
-    text = f"memory {size_text(memory)} of {size_text(found[0].memory_free)} free, disk {size_text(disk)} of "
-    text += f"{size_text(found[0].disk_free)} free"
-    if any(one.seconds is None for one in found):
-        basis = next(one.basis for one in found if one.seconds is None)
-        return f"Estimate: {basis}; {text}."
-    load = max(one.stages.get("load", 0.0) for one in found)  # the model stays loaded from one clip to the next
-    seconds = sum(one.seconds - one.stages.get("load", 0.0) for one in found) + load
-    return f"Estimate: about {duration(seconds)}, {found[0].basis}; {text}."
 
 
 __all__ = ["BatchSettings", "Outcome", "run_batch", "share"]

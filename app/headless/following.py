@@ -79,6 +79,8 @@ class Follower:
         old = [one.job.id for one in outcomes if one.job is not None and one.job.held]
         self._service.hold(old, held=False)
         self._want()
+        if self._outcomes and not self._service.owner:
+            self.on_news("Another Kinetile has this data folder's queue: the clips are handed over to it.")
 
     def _want(self) -> None:
         for batch in {outcome.spec.batch for outcome in self._outcomes.values()}:

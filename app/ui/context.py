@@ -40,6 +40,10 @@ QUICK: dict[str, Any] = {**PRIVATE, "queue": False}
 """For events that answer at once: they do not wait behind others."""
 
 
+MOST_SERVED = 1000
+"""Files outside the outputs folder that are served at once: each request is held against all of them."""
+
+
 @dataclass
 class TabParts:
     """What a tab gives to the page. `on_load`: functions without inputs that are called when the page is opened, each
@@ -60,6 +64,8 @@ class Context:
     families: tuple[Family, ...] = field(default_factory=all_families)
     uploads: Path | None = None
     """The folder into which the browser's uploads go; None: outputs only."""
+    served: list[str] = field(default_factory=list)
+    """What the server hands out: Gradio looks into this very list at each request."""
     form: FormFields = field(default_factory=FormFields)
     version: Any = None
     """The component whose `change` fires after each change of the queue or the history; it has no value to read."""
@@ -74,6 +80,12 @@ class Context:
         except KinetileError:
             return False
         return True
+
+    def serve(self, file: Path) -> None:
+        """Let the browser have one more file; of those that lie elsewhere than the outputs the newest are kept."""
+        if str(file) not in self.served:
+            self.served.append(str(file))
+            del self.served[1:-MOST_SERVED]
 
     def show_create(self) -> Any:
         """The update of `tabs` that opens Create."""
@@ -111,7 +123,7 @@ class Context:
 
 
 def file_url(path: Path | str) -> str:
-    """Where the browser finds a file of the outputs folder; it is served from there, nothing is copied."""
+    """Where the browser finds a clip or its poster; it is served from where it lies, nothing is copied."""
     return "/gradio_api/file=" + quote(Path(path).as_posix(), safe="/:")
 
 

@@ -23,7 +23,7 @@ from app.queue.jobs import Job
 from app.queue.service import JobProgress, OwnerGoneError, Preview, Subscription
 from app.request import GenerationRequest
 from app.ui.context import Context, file_url, plural, seconds_text
-from app.ui.queue_view import name_of, shown_file
+from app.ui.queue_view import is_shown, name_of
 from app.ui.rows import shortened
 
 RECENT = 12
@@ -86,7 +86,7 @@ class Live:
             count = self._count
             if self._cached is None or self._cached[0] != count:
                 found = self._context.service.history(limit=LOOKED_THROUGH, states=("done",))
-                shown = [job for job in found.jobs if job.result and shown_file(job.result.output, self._context)]
+                shown = [job for job in found.jobs if is_shown(job, self._context)]
                 newest = self._context.service.history(limit=1).jobs
                 data = {
                     "recent": [clip_data(job) for job in shown[:RECENT]],

@@ -8,6 +8,7 @@ from app.plain import to_data
 from app.queue.jobs import ENDED, Job, Removal
 from app.ui.context import Context
 from app.ui.endpoints import add_endpoints
+from app.ui.queue_view import is_shown
 
 MOST = 500
 """Most jobs of one answer."""
@@ -15,6 +16,10 @@ MOST = 500
 
 def add(context: Context) -> None:
     """Register the endpoints on the page that is being built."""
+
+    def shown(job: Job) -> dict[str, Any]:
+        is_shown(job, context)
+        return job_data(job)
 
     def queue() -> dict[str, Any]:
         """What runs (with its progress) and what waits, the next job first."""
@@ -28,11 +33,11 @@ def add(context: Context) -> None:
     def history(search: str = "", offset: int = 0, limit: int = 50) -> dict[str, Any]:
         """What has ended, newest first, at most 500. `search`: every word of it stands in the prompt or name."""
         found = context.service.history(search, max(0, offset), max(0, min(limit, MOST)), ENDED)
-        return {"total": found.total, "jobs": [job_data(job) for job in found.jobs]}
+        return {"total": found.total, "jobs": [shown(job) for job in found.jobs]}
 
     def job(id: int) -> dict[str, Any]:
         """One job: state, request, files, error."""
-        return job_data(context.service.get([id])[0])
+        return shown(context.service.get([id])[0])
 
     def job_move(id: int, place: int) -> dict[str, Any]:
         """Give a waiting job another place; 0 is the next one."""

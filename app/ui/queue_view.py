@@ -8,6 +8,7 @@ from pathlib import Path
 
 from app.console import describe
 from app.engine.acceleration import summary
+from app.paths import is_mine_alone
 from app.progress import Progress
 from app.queue.jobs import ENDED, History, Job, JobState
 from app.queue.service import JobProgress, Snapshot
@@ -185,11 +186,27 @@ def _card(job: Job, chosen: int, context: Context) -> str:
 
 
 def shown_file(path: Path, context: Context) -> Path | None:
-    """The file if it is there and the browser may have it."""
+    """The file that a job names, if it is there and the browser may have it: one outside the outputs folder only where
+    nobody else can put another file in its place.
+    """
     try:
-        return path if path.is_file() and path.resolve().is_relative_to(context.home.outputs.resolve()) else None
+        if not path.is_file():
+            return None
+        real = path.resolve()
     except OSError:
         return None
+    if real.is_relative_to(context.home.outputs.resolve()):
+        return path
+    if real.name != path.name or not is_mine_alone(path):
+        return None
+    context.serve(real)
+    return path
+
+
+def is_shown(job: Job, context: Context) -> bool:
+    """Whether the browser may have a job's clip; it may then ask for it, and for its poster."""
+    files = (job.result.output, job.result.poster) if job.result else ()
+    return any([shown_file(file, context) for file in files][:1])
 
 
 # -- one clip --
@@ -228,7 +245,8 @@ def _player(job: Job, context: Context) -> str:
         return f'<p class="kt-no-clip">{escaped(STATE_MARKS[job.state])} {escaped(STATES[job.state])}</p>'
     clip, poster = shown_file(job.result.output, context), shown_file(job.result.poster, context)
     if clip is None:
-        gone = "lies outside the outputs folder" if job.result.output.is_file() else "is no longer there"
+        there = job.result.output.is_file()
+        gone = "lies outside the outputs folder, where others may change it" if there else "is no longer there"
         return f'<p class="kt-no-clip">The file {escaped(job.result.output)} {gone}, so it can’t be played here.</p>'
     still = f' poster="{escaped(file_url(poster))}"' if poster else ""
     width, height = job.spec.request.width, job.spec.request.height

@@ -42,8 +42,6 @@ def settings_of(
     home: Home, port: int | None, open_browser: bool, listen: bool, auth: str | None, no_auth: bool
 ) -> PageSettings:
     """Settings from command line values. Raises UsageError."""
-    if port is not None and not 1 <= port <= 65_535:
-        raise UsageError(f"--port {port}: a port is a whole number from 1 to 65535.")
     if auth is not None and no_auth:
         raise UsageError("--auth and --no-auth exclude each other: leave one out.")
     if listen and auth is None and not no_auth:
@@ -122,14 +120,14 @@ def open_page(settings: PageSettings) -> OpenPage:
     only_uploads()
     service = open_service(settings.home, warm=True)
     try:
-        context = Context(service, settings.home, uploads=uploads)
+        context = Context(service, settings.home, uploads=uploads, served=[str(settings.home.outputs)])
         live = Live(context)
         page = build(context, live).queue(default_concurrency_limit=8)
         others: dict[str, Any] = {"names": own_names(), "any_address": True} if settings.listen else {}
         guard = Middleware(Guard, uploads=uploads, **others)
         options: dict[str, Any] = {
             "auth": settings.auth,
-            "allowed_paths": [str(settings.home.outputs)],
+            "allowed_paths": context.served,
             "blocked_paths": [str(uploads)],
             "max_file_size": MAX_UPLOAD,
             "app_kwargs": {"middleware": [guard]},

@@ -93,14 +93,24 @@ def test_the_options_are_these_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nonsense"], "--nonsense"),
-        (["preset.json"], "preset.json"),
+        (["--nonsense"], "There is no option --nonsense; python launch.py --help shows every option."),
+        (["--hedless"], "There is no option --hedless: did you mean --headless?"),
+        (["--no-instal"], "did you mean --no-install?"),
+        (["--steps", "3"], "There is no option --steps: a clip's settings are changed with --set steps=VALUE."),
+        (["preset.json"], "preset.json belongs to no option: to make clips of it, write --headless preset.json"),
+        (["--out"], "--out needs a value, as in --out DIR: folder for the clips"),
+        (["--doctor=yes"], "--doctor takes no value: write it alone."),
+        (["--port", "abc"], "--port abc: a port from 1 to 65535 is allowed."),
+        (["--port", "65536"], "--port 65536: a port from 1 to 65535 is allowed."),
+        (["--resume", "--set", "steps=3"], "--set changes nothing of what is queued already"),
+        (["--headless", "--resume", "--out", "x"], "--out changes nothing of what is queued already"),
+        (["--resume", "--open"], "--open is for the page, which does not open with --resume"),
         (["--headless", "--count", "many"], "--count many: a whole number of clips from 1 to 1000"),
         (["--headless", "--count", "5000"], "--count 5000"),
         (["--headless", "--count", "0"], "--count 0"),
         (["--headless", "--gpus", "0"], "--gpus 0: a whole number of GPUs from 1 to 64"),
         (["--bench", "--gpus", "2"], "--gpus goes with --headless"),
-        (["--headless", "--share", "x"], "not allowed with"),
+        (["--headless", "--share", "x"], "--headless and --share exclude each other: leave one of the two out."),
         (["--headless", "--accel", "attention"], "--accel attention: KEY=VALUE was expected"),
         (["--headless", "--head"], "--head"),
         (["--headless", "--quick"], "--quick goes with --bench or --verify"),
@@ -111,7 +121,7 @@ def test_the_options_are_these_and_no_others() -> None:
         (["--bench", "--plot", "x.pdf"], "name a file that ends in .svg or .png"),
         (["--bench", "--preset", "nonsense"], "nonsense"),
         (["--headless", "--home", ""], "--home"),
-        (["--headless", "--port", "0"], "--port is for the page, which does not open with --headless"),
+        (["--headless", "--port", "1"], "--port is for the page, which does not open with --headless"),
         (["--doctor", "--open"], "--open is for the page"),
         (["--bench", "--listen"], "--listen is for the page, which does not open with --bench"),
         (["--verify", "starter", "--no-auth"], "--no-auth is for the page"),
@@ -174,7 +184,6 @@ def test_without_a_verb_the_page_opens(monkeypatch: pytest.MonkeyPatch, tmp_path
         (["--dry-run"], "--dry-run goes with --headless"),
         (["--listen"], "--auth USER:PASSWORD, or --no-auth"),
         (["--port", "0"], "from 1 to 65535"),
-        (["--port", "many"], "many"),
     ],
 )
 def test_the_page_refuses_what_it_would_ignore(
@@ -182,6 +191,14 @@ def test_the_page_refuses_what_it_would_ignore(
 ) -> None:
     assert cli.main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["--resume"], ["--headless", "--resume"]])
+def test_resume_alone_goes_on_with_the_queue(
+    verb: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main([*verb, "--home", str(tmp_path)]) == 0
+    assert "Nothing is queued, so there is nothing to go on with." in capsys.readouterr().out
 
 
 def test_ctrl_c_before_the_batch_has_its_code(

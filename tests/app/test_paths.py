@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import CannotRunError, UsageError
-from app.paths import Home, find_lora, home, inside, relative_name, without_home
+from app.paths import Home, find_lora, home, inside, is_mine_alone, relative_name, without_home
 
 
 def test_home_prefers_argument_then_variable_then_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +30,42 @@ def test_home_is_lazy_and_makes_folders_on_demand(tmp_path: Path) -> None:
         assert folder.parent == place.root
     assert place.database.parent == place.root
     assert not place.database.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it can't be told who may change a folder")
+def test_a_path_is_mine_alone_where_nobody_else_can_exchange_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    clip = folder / "clip.mp4"
+    assert is_mine_alone(clip), "what is not there yet becomes mine"
+    clip.write_bytes(b"clip")
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert is_mine_alone(link / "clip.mp4")
+    (tmp_path / "a").chmod(0o777)
+    assert not is_mine_alone(clip)
+    assert not is_mine_alone(link / "clip.mp4"), "a link is judged by what it leads to"
+    (tmp_path / "a").chmod(0o1777)
+    assert is_mine_alone(clip), "with the sticky bit nobody moves what is another's"
+    clip.chmod(0o666)
+    assert not is_mine_alone(clip)
+    clip.chmod(0o664)
+    monkeypatch.setattr("app.paths._is_own_group", lambda number: False)
+    assert not is_mine_alone(clip)
+    clip.chmod(0o644)
+    assert is_mine_alone(clip)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(folder)
+    assert is_mine_alone(tmp_path / "open" / "link")
+    (tmp_path / "open").chmod(0o777)
+    assert not is_mine_alone(tmp_path / "open" / "link"), "others may let the link lead elsewhere"
+    if os.getuid() == 0:
+        os.chown(clip, 4242, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert not is_mine_alone(clip), "another's file"
 
 
 def test_home_under_a_file_cannot_be_used(tmp_path: Path) -> None:

@@ -226,8 +226,39 @@ def test_a_batch_hands_its_clips_to_the_owner_and_follows_them(runs: Runs, page:
     assert "2 of 2 made" in runs.stdout
     assert runs.clips == ["ball-3.mp4", "ball-4.mp4"]
     assert [job.spec.name for job in page.history().jobs] == ["ball", "ball"]
+
+
+def test_nothing_is_said_to_be_handed_over_that_is_not(runs: Runs, page: Service) -> None:
     assert runs.run(runs.preset("ball"), count=2, dry_run=True) == 0
-    assert page.history().total == 2
+    assert f"Would make 2 clips in {runs.out}" in runs.stdout
+    assert "handed over" not in runs.stdout
+    assert runs.run(resume=True) == 0
+    assert "handed over" not in runs.stdout
+    assert runs.run(runs.preset("ball", accel={"attention": "fa3"})) == 3
+    assert "handed over" not in runs.stdout
+    assert page.history().total == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it can't be told who may change a folder")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_folder_whose_clips_the_page_can_t_play_is_named_before_they_are_made(
+    runs: Runs, page: Service, shared: bool
+) -> None:
+    runs.out.mkdir()
+    runs.out.chmod(0o777 if shared else 0o755)
+    assert runs.run(runs.preset("ball"), dry_run=True) == 0
+    assert ("without playing them" in runs.stdout) == shared
+    assert runs.run(runs.preset("ball"), dry_run=True, out=None) == 0
+    assert "without playing them" not in runs.stdout
+
+
+def test_what_is_taken_up_from_the_queue_is_said_to_go_where_it_goes(runs: Runs, page: Service, home: Home) -> None:
+    page.submit([spec(home.outputs, seed=99)], held=True)
+    assert runs.run(resume=True, dry_run=True, out=None) == 0
+    assert f"Would make 1 clip in {home.outputs}" in runs.stdout
+    page.submit([spec(runs.out, seed=98)], held=True)
+    assert runs.run(resume=True, dry_run=True, out=None) == 0
+    assert "Would make 2 clips in 2 folders" in runs.stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill cannot send Ctrl-C to itself on Windows")

@@ -205,7 +205,7 @@ def test_an_encoder_that_fails_at_last_costs_no_frames(batch: Batch, monkeypatch
 
 def test_dry_run_checks_everything_and_makes_nothing(batch: Batch, no_loading: None) -> None:
     assert batch.run(batch.preset("odd", frames=15), count=2, dry_run=True) == 0
-    assert "Making 2 clips" in batch.stdout
+    assert "Would make 2 clips" in batch.stdout
     assert "15 frames become 13" in batch.stdout
     assert "nothing was made" in batch.stdout
     assert not batch.files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,7 @@ from app.paths import Home
 from app.queue.jobs import ENDED, JobError, JobResult
 from app.queue.service import JobProgress
 from app.request import GenerationRequest
-from app.ui.context import Context
+from app.ui.context import MOST_SERVED, Context
 from app.ui.queue_view import MOST_SHOWN, PAGE, View, clip_html, history_html, queue_html
 from app.video import save
 from tests.app.ui.desk import Desk, spec
@@ -47,13 +48,14 @@ def context(tmp_path: Path) -> Iterator[Context]:
         yield Context(desk, desk.home)
 
 
-def finish(context: Context, prompt: str, seed: int = 1) -> int:
-    """A done job whose files are there; returns its id."""
+def finish(context: Context, prompt: str, seed: int = 1, folder: Path | None = None) -> int:
+    """A done job whose files are there, in the outputs if nothing else is said; returns its id."""
+    folder = folder or context.home.outputs
     desk = context.service
     assert isinstance(desk, Desk)
-    (job,) = desk.submit([spec(prompt, context.home.outputs, seed)])
+    (job,) = desk.submit([spec(prompt, folder, seed)])
     desk.queue.take()
-    clip, poster = context.home.outputs / f"{job.id}.mp4", context.home.outputs / f"{job.id}.png"
+    clip, poster = folder / f"{job.id}.mp4", folder / f"{job.id}.png"
     clip.write_bytes(b"clip")
     poster.write_bytes(b"poster")
     desk.queue.finish(job.id, JobResult(clip, poster, {"stages": []}, {}, {"denoise": 3.9, "total": 5.0}))
@@ -141,6 +143,29 @@ def test_files_that_are_gone_or_elsewhere_are_not_linked(context: Context, tmp_p
     page = Reader(clip_html(job, context))
     assert "lies outside the outputs folder" in page.text
     assert not [tag for tag, _ in page.tags if tag == "video"]
+    assert not context.served
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it can't be told who may change a folder")
+def test_a_clip_in_another_folder_is_served_where_it_is_its_owner_s_alone(context: Context, tmp_path: Path) -> None:
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    (job,) = context.service.get([finish(context, "x", folder=folder)])
+    assert job.result is not None
+    folder.chmod(0o777)
+    assert "where others may change it" in clip_html(job, context)
+    assert not context.served
+    folder.chmod(0o755)
+    assert "<video" in clip_html(job, context)
+    assert sorted(context.served) == [str(job.result.output), str(job.result.poster)]
+
+
+def test_of_the_files_in_other_folders_the_newest_are_served(context: Context) -> None:
+    context.served.append("outputs")
+    for number in range(MOST_SERVED + 5):
+        context.serve(Path(f"/clips/{number}.mp4"))
+    assert context.served[:2] == ["outputs", str(Path("/clips/5.mp4"))]
+    assert len(context.served) == MOST_SERVED + 1
 
 
 HOSTILE = st.one_of(

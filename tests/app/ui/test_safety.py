@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.ui.safety import MAX_BODY, MAX_CALL, UPLOADS, Guard, host_name, own_names
-from tests.app.ui.serving import Served, serving
+from tests.app.ui.serving import ROOT, Served, serving
 
 
 async def _nothing(*_: Any) -> None:
@@ -165,6 +168,26 @@ def test_only_the_outputs_are_served_to_others(tmp_path: Path) -> None:
     with serving(tmp_path, "--listen", "--no-auth") as page:
         is_kept_from(page)
         assert any("can use it, without a password (--no-auth)" in line for line in page.lines)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it can't be told who may change a folder")
+def test_a_clip_that_a_batch_put_elsewhere_is_served_and_nothing_beside_it(served: Served, tmp_path: Path) -> None:
+    request = {"prompt": "one ball", "width": 64, "height": 64, "frames": 5, "steps": 1, "seed": 1}
+    preset, folder = tmp_path / "ball.json", tmp_path / "clips"
+    preset.write_text(json.dumps({"kinetile": 1, "request": request}), encoding="utf-8")
+    command = ["--headless", str(preset), "--out", str(folder), "--home", str(served.home), "--json"]
+    launch = [sys.executable, "-m", "app.cli", *command]
+    done = subprocess.run(launch, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "handed over" in done.stderr
+    clip, poster = (Path(json.loads(done.stdout)["clips"][0][kind]) for kind in ("file", "poster"))
+    assert clip.parent == poster.parent == folder
+    (folder / "beside.mp4").write_bytes(b"private")
+    address = f"/gradio_api/file={folder}"
+    assert served.client().predict("one ball", 0, 1, api_name="/history")["jobs"][0]["output"] == str(clip)
+    assert served.ask(f"{address}/{clip.name}")[0] == 200
+    assert served.ask(f"{address}/{poster.name}")[0] == 200
+    assert served.ask(f"{address}/beside.mp4")[0] == 403
+    assert served.ask(address)[0] == 403
 
 
 def test_a_link_in_the_outputs_leads_nowhere_else(served: Served) -> None:

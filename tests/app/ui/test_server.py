@@ -49,12 +49,6 @@ def test_a_password_has_a_user(auth: str) -> None:
         wish(auth=auth)
 
 
-@pytest.mark.parametrize("port", [0, -1, 65_536])
-def test_a_port_is_a_port(port: int) -> None:
-    with pytest.raises(UsageError, match="from 1 to 65535"):
-        wish(port)
-
-
 def test_a_taken_port_is_said_when_asked_for_and_passed_over_otherwise() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
