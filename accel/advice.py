@@ -8,15 +8,43 @@ on its own page.
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import sys
+from pathlib import Path, PurePath, PureWindowsPath
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 SGLANG_CPU_PAGE = "https://docs.sglang.io/docs/hardware-platforms/cpu_server"
 AITER_PAGE = "https://github.com/ROCm/aiter"
 
 
+def python(executable: PurePath, folder: PurePath) -> str:
+    """How a shell in `folder` starts this Python: in short where it lies below."""
+    short = executable.relative_to(folder) if executable.is_relative_to(folder) else executable
+    if isinstance(short, PureWindowsPath):
+        return quoted(str(short.with_suffix("")), windows=True)
+    return quoted(str(short))
+
+
+def quoted(word: str, windows: bool = os.name == "nt") -> str:
+    """One word of a command line as a shell takes it for one."""
+    if windows:
+        return f'"{word}"' if set(word) & set(" <>|&^") else word
+    return shlex.quote(word)
+
+
+# The shell's own folder: a worker's is another one.
+PYTHON = python(Path(sys.executable or "python"), Path(os.environ.get("PWD") or os.getcwd()))
+
+
+def pip(*arguments: str) -> str:
+    """The command that has pip change the environment that this runs in."""
+    return " ".join([PYTHON, "-m pip", *map(quoted, arguments)])
+
+
 def torch_command(index: str) -> str:
-    return f"pip install --force-reinstall torch --index-url {TORCH_INDEX}/{index}"
+    return pip("install", "--force-reinstall", "torch", "--index-url", f"{TORCH_INDEX}/{index}")
 
 
 def torch_for(arch: str) -> str:
@@ -30,5 +58,5 @@ def torch_for(arch: str) -> str:
 
 
 SGL_CPU = f"SGLang's page says how to get its CPU kernels: {SGLANG_CPU_PAGE}"
-SGL_HOPPER = "`pip install sglang-kernel` in the release made for your torch"
+SGL_HOPPER = f"`{pip('install', 'sglang-kernel')}` in the release made for your torch"
 AITER = f"AMD's kernels are the package amd-aiter, not aiter: {AITER_PAGE}"

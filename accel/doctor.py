@@ -249,7 +249,7 @@ def _missing(machine: Machine) -> list[str]:
     lines = [f"{sentence}." for sentence in machine.unused_gpus()]
     for package in machine.packages.values():
         if package.name in ("torch", "diffusers") and not package.installed:
-            lines.append(f"{package.name} is not installed: `pip install {package.distribution}`.")
+            lines.append(f"{package.name} is not installed: `{advice.pip('install', package.distribution)}`.")
         elif package.installed and not package.importable and "not been tried" not in package.reason:
             unknown = "is not known yet" in package.reason
             lines.append(f"{package.reason}.{'' if unknown else _remedy(package.name)}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from accel.advice import PYTHON
 from accel.backends import backends
 from accel.contract import Backend
 from accel.tables import WrittenTable, cells, lines
@@ -15,6 +16,8 @@ KINDS: tuple[Kind, ...] = ("attention", "linear", "vae")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 HEADS = ("`--accel`", "what it is", "result", "runs on", "comes with, or how to get it", "what it gave us")
 NOTHING = "not measured by us"
+READERS_PYTHON = ".venv/bin/python"
+"""What a reader of the README runs Kinetile with."""
 
 
 def make(old: Sequence[str] = ()) -> list[str]:
@@ -28,7 +31,8 @@ def _row(item: Backend, measured: dict[str, str]) -> tuple[str, ...]:
     name = f"`{item.kind}={item.name}`"
     exact = f"{'exact' if item.exact else 'approximate'}, {', '.join(DTYPES[dtype] for dtype in item.dtypes)}"
     title = item.title.removesuffix(" (approximate)")
-    return (name, title, exact, item.runs_on, item.comes_with, measured.get(name, NOTHING))
+    comes_with = item.comes_with.replace(PYTHON, READERS_PYTHON)
+    return (name, title, exact, item.runs_on, comes_with, measured.get(name, NOTHING))
 
 
 TABLE = WrittenTable("accelerators", "accel.backends", make)

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accel.advice import pip
 from accel.backends.flash_ops import capability, dense, why_not_form, why_not_head, why_not_stage
 from accel.contract import AttentionCall, Refused
 from accel.types import Kind, Machine, StageTraits
@@ -78,7 +79,9 @@ def why_not_call(call: AttentionCall, dtypes: tuple[str, ...]) -> str:
 
 
 CUDNN = DiffusersOwn("cudnn", "cuDNN attention", "_native_cudnn", "", "PyTorch", exact=True)
-FLASH = DiffusersOwn("flash", "FlashAttention-2", "flash", "flash_attn", "`pip install flash-attn`", exact=True)
+FLASH = DiffusersOwn(
+    "flash", "FlashAttention-2", "flash", "flash_attn", f"`{pip('install', 'flash-attn')}`", exact=True
+)
 SAGE = DiffusersOwn(
-    "sage", "SageAttention (approximate)", "sage", "sageattention", "`pip install sageattention`", exact=False
+    "sage", "SageAttention (approximate)", "sage", "sageattention", f"`{pip('install', 'sageattention')}`", exact=False
 )

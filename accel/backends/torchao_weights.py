@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from accel.advice import pip
 from accel.contract import PackedMatrix
 from accel.types import Kind, Machine, StageTraits
 
@@ -58,7 +59,7 @@ class TorchaoWeights:
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     devices: tuple[str, ...] = ("cpu", "cuda")
     runs_on: str = "CPUs and GPUs"
-    comes_with: str = f"`pip install '{WANTED}'`"
+    comes_with: str = f"`{pip('install', WANTED)}`"
     blocks_only: bool = True
     one_byte: bool = True
 

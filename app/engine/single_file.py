@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.advice import pip
 from app.engine import loading
 from app.errors import CannotRunError
 from app.models.base import Family
@@ -90,5 +91,7 @@ def _quantisation(file: Path, dtype: Any) -> Any:
     from diffusers import GGUFQuantizationConfig
 
     if importlib.util.find_spec("gguf") is None:
-        raise CannotRunError(f"{file.name} needs the Python package gguf: install it, or choose a safetensors file.")
+        raise CannotRunError(
+            f"{file.name} needs the Python package gguf: `{pip('install', 'gguf')}`, or choose a safetensors file."
+        )
     return GGUFQuantizationConfig(compute_dtype=dtype)

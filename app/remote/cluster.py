@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from accel.advice import pip
 from app import __version__
 from app.environment.handover import child_environment
 from app.environment.packages import read_lists
@@ -68,7 +69,7 @@ class Address:
 def load_ray() -> Any:
     """The module `ray`. Raises CannotRunError with how to get it."""
     (wanted,) = read_lists(ROOT / "pyproject.toml").extras["scale"]
-    how = f"{sys.executable} -m pip install '{wanted.text}'"
+    how = pip("install", wanted.text)
     os.environ |= _NO_REPORTS  # nothing leaves this machine unasked
     try:
         ray = importlib.import_module("ray")

@@ -25,9 +25,12 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from accel.advice import pip
 from app.errors import CannotRunError, JobFailedError
 
 Frames = npt.NDArray[np.uint8]
+
+_GET = pip("install", "--force-reinstall", "imageio-ffmpeg")
 
 ENCODER = "libx264"
 THREADS = 4
@@ -55,7 +58,7 @@ def locate() -> str:
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except Exception as error:  # none was found, or the package is broken in one of many ways
         raise CannotRunError(
-            "There is no ffmpeg to write videos with: reinstall imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg."
+            f"There is no ffmpeg to write videos with: `{_GET}`, or set IMAGEIO_FFMPEG_EXE to an ffmpeg."
         ) from error
 
 
@@ -71,7 +74,7 @@ def check_encoder() -> str:
 
 @cache
 def _prove(exe: str) -> None:
-    fix = "install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg that has libx264."
+    fix = f"`{_GET}`, or set IMAGEIO_FFMPEG_EXE to an ffmpeg that has libx264."
     if os.environ.get("IMAGEIO_FFMPEG_EXE"):
         fix = "IMAGEIO_FFMPEG_EXE names it; set that to an ffmpeg that has libx264, or unset it."
     command = [exe, "-hide_banner", "-encoders"]

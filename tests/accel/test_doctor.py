@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from accel import doctor
+from accel import advice, doctor
 from accel.plan import make_plan
 from accel.probe import probe
 from accel.probing.host import Recorded
@@ -67,7 +67,7 @@ TOLD = [
     ),
     (
         "rtx5090-old-torch",
-        ["RTX 5090", "not usable, see below", "no sm_120 code", "pip install --force-reinstall torch", "on the CPU"],
+        ["RTX 5090", "not usable, see below", "no sm_120 code", "-m pip install --force-reinstall torch", "on the CPU"],
     ),
     ("rtx4090-windows", ["i9-13900K", "NVIDIA GeForce RTX 4090 (sm_89"]),
     ("mi300x", ["gfx942", "aiter 0.1.12"]),
@@ -127,7 +127,7 @@ def test_overrides_and_limits_are_named(tmp_path: Path) -> None:
 
 def test_without_torch_the_first_thing_to_do_is_told(tmp_path: Path) -> None:
     text = report("zen5", tmp_path, distributions={"torch": None, "diffusers": None})
-    assert "torch is not installed: `pip install torch`." in text
+    assert f"torch is not installed: `{advice.PYTHON} -m pip install torch`." in text
     assert "not tried yet" in text
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from accel import bridge
+from accel.advice import PYTHON
 from accel.backends import backend
 from accel.backends.diffusers_own import CUDNN, FLASH, SAGE
 from accel.checking.line import relative
@@ -50,8 +51,8 @@ def test_newer_nvidia_cards_can_run_all_of_them(arch: str) -> None:
         ("cudnn", on_card("sm_75"), r"cuDNN attention runs on .* 8\.0 or newer, found sm_75"),
         ("sage", on_card("gfx950"), "found gfx950"),
         ("flash", machine(), "found no GPU that can be used"),
-        ("flash", on_card("sm_89", ()), "flash_attn is not installed: `pip install flash-attn`"),
-        ("sage", on_card("sm_89", ()), "sageattention is not installed: `pip install sageattention`"),
+        ("flash", on_card("sm_89", ()), f"flash_attn is not installed: `{PYTHON} -m pip install flash-attn`"),
+        ("sage", on_card("sm_89", ()), f"sageattention is not installed: `{PYTHON} -m pip install sageattention`"),
         (
             "sage",
             on_card("sm_89", sageattention=Package("sageattention", "s", "1", "", False, "no symbol")),

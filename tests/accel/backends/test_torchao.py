@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from accel.advice import pip
 from accel.backends import backend
 from accel.checking.line import relative
 from accel.install import install
@@ -25,7 +26,7 @@ def test_reasons(name: str) -> None:
     bare = builders.machine()
     traits = None
     item = backend("linear", name)
-    assert item.why_not(bare, traits) == ["torchao is not installed: `pip install 'torchao>=0.18,<0.19'`"]  # type: ignore[arg-type]
+    assert item.why_not(bare, traits) == [f"torchao is not installed: `{pip('install', 'torchao>=0.18,<0.19')}`"]  # type: ignore[arg-type]
     broken = Package("torchao", "torchao", "0.18.0", "", False, "torchao 0.18.0 does not import: no symbol")
     on = dataclasses.replace(bare, packages={"torchao": broken})
     assert item.why_not(on, traits) == [broken.reason]  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_no_ffmpeg_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("No ffmpeg exe could be found.")
 
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", none)
-    with pytest.raises(CannotRunError, match=r"no ffmpeg.*reinstall imageio-ffmpeg") as caught:
+    with pytest.raises(CannotRunError, match=r"no ffmpeg.*-m pip install --force-reinstall imageio-ffmpeg") as caught:
         ffmpeg.check_encoder()
     assert caught.value.exit_code == 3
 
@@ -110,7 +110,7 @@ def test_a_package_that_is_half_installed_is_told(
     (tmp_path / "imageio_ffmpeg.py").write_text(content, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "imageio_ffmpeg")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(CannotRunError, match=r"no ffmpeg.*reinstall imageio-ffmpeg"):
+    with pytest.raises(CannotRunError, match=r"no ffmpeg.*-m pip install --force-reinstall imageio-ffmpeg"):
         ffmpeg.check_encoder()
 
 
