@@ -36,6 +36,11 @@ class JobSpec:
     fail_fast: bool = False
 
     @property
+    def again(self) -> GenerationRequest:
+        """The request as it was asked for, with the seed that this clip got."""
+        return self.asked.model_copy(update={"seed": self.request.seed, "count": 1})
+
+    @property
     def stem(self) -> str:
         """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
         apart, also where a long name is cut.

@@ -18,6 +18,7 @@ from app.pictures import fitted
 from app.presets import encode_code
 from app.request import GenerationRequest, parse_request
 from app.ui import brought, create_endpoints
+from app.ui.carried import carried_field, taken_over
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
@@ -99,7 +100,7 @@ def _form(context: Context) -> dict[str, Any]:
                 defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
             )
         made["loras"] = brought.loras_field(context, defaults)
-        made["carried"] = gr.Textbox("", label="Taken over from a preset", max_lines=3, interactive=True)
+    made["carried"] = carried_field(defaults["carried"])
     with gr.Column(elem_classes=["kt-go"]):
         made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)
         made["generate"] = gr.Button("Generate", variant="primary", elem_id="kt-generate")
@@ -178,7 +179,8 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     )
 
     def reuse(event: gr.EventData) -> list[Any]:
-        return context.form.fill(context.service.get([_number(event._data)])[0].spec.request)
+        (job,) = context.service.get([_number(event._data)])
+        return context.form.fill(taken_over(job.spec, context.service.preferences()))
 
     stage.select(told(reuse), None, fields, **HEARD)
 

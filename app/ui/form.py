@@ -1,7 +1,7 @@
 """The Create form: its fields by name, a request from their values, and their values from a request.
 
-What has no field of its own (the backends asked for) travels in `carried` as JSON, so that a preset comes back exactly
-as it was imported.
+What has no control of its own (the backends asked for) travels in `carried` as JSON, so that a preset comes back
+exactly as it was imported; `app.ui.carried` tells it in words.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def request_of(values: dict[str, Any]) -> GenerationRequest:
         data["seed"] = _seed(values["seed"])
     data |= {name: values[name] for name in PICTURES if values[name]}
     data |= _loras(values["loras"])
-    data |= _carried(values["carried"])
+    data |= carried_of(values["carried"])
     if values["gpus"] is not None:
         data["accel"] = {**data.get("accel", {}), "gpus": _whole("gpus", values["gpus"])}
     return parse_request(data, "Create")
@@ -165,7 +165,8 @@ def _seed(text: Any) -> int:
     return int(digits)
 
 
-def _carried(text: Any) -> dict[str, Any]:
+def carried_of(text: Any) -> dict[str, Any]:
+    """What a value of the field "carried" holds. Raises UsageError."""
     if not text:
         return {}
     try:

@@ -14,6 +14,7 @@ from app.presets.files import Preset, PresetEntry
 from app.presets.portability import Here
 from app.request import GenerationRequest, canonical
 from app.strict_json import dumps
+from app.ui.carried import in_words
 from app.ui.context import escaped, sentences_html
 from app.ui.rows import button, shortened
 
@@ -129,8 +130,7 @@ def _settings(request: GenerationRequest) -> str:
     said["model"] = _model(request.model)
     rows = [(name.replace("_", " "), str(value)) for name, value in said.items()]
     rows += [("LoRA", f"{lora.name} × {lora.weight:g}") for lora in request.loras]
-    forced = request.accel.model_dump(exclude_defaults=True)
-    rows += [("accelerator", f"{name.replace('_', ' ')} = {value}") for name, value in forced.items()]
+    rows += in_words(request.accel)
     items = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(shortened(text, 300))}</dd>" for name, text in rows)
     return f'<dl class="kt-table">{items}</dl>'
 

@@ -17,6 +17,7 @@ from app.presets import encode_code
 from app.queue.jobs import ENDED, Job, JobState, Removal
 from app.queue.service import Service
 from app.ui import queue_endpoints
+from app.ui.carried import taken_over
 from app.ui.context import QUICK, Context, TabParts, plural, told
 from app.ui.queue_view import PAGE, View, clip_html, history_html, name_of, progress_of, queue_html
 from app.ui.rows import HEARD, actions, read_data, read_number, script, shortened
@@ -189,13 +190,12 @@ class _Tab:
     def restore(self, event: gr.EventData) -> list[Any]:
         """The clip's settings in the Create form, as they were asked for, and Create in front."""
         (job,) = self.service.get([read_number(read_data(event), "job")])
-        asked = job.spec.asked.model_copy(update={"seed": job.spec.request.seed, "count": 1})
+        asked = taken_over(job.spec, self.service.preferences())
         return [*self.context.form.fill(asked), self.context.show_create()]
 
 
 def _code(job: Job) -> str:
-    asked = job.spec.asked.model_copy(update={"seed": job.spec.request.seed, "count": 1})
     try:
-        return encode_code(asked)
+        return encode_code(job.spec.again)
     except KinetileError as error:
         return str(error)

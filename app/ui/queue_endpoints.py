@@ -75,8 +75,7 @@ def add(context: Context) -> None:
 
     def job_settings(id: int) -> dict[str, Any]:
         """The request of a job as it was asked for, with the seed that it got: what "Use these settings" fills in."""
-        spec = context.service.get([id])[0].spec
-        return spec.asked.model_copy(update={"seed": spec.request.seed, "count": 1}).model_dump(mode="json")
+        return context.service.get([id])[0].spec.again.model_dump(mode="json")
 
     add_endpoints(
         queue,
