@@ -11,16 +11,17 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from accel import advice, precision
 from accel.backends import REGISTRY, amx_attention, amx_bf16, amx_int8, backend, reference
+from accel.figures import gib, milliseconds
 from accel.plan import make_plan
 from accel.probe import PATIENCE, probe
-from accel.probing.limits import gib
 from accel.readouts import ranking, store
+from accel.readouts.results import GAIN
 from accel.types import (
     Gpu,
     Kind,
@@ -30,6 +31,7 @@ from accel.types import (
     Override,
     Plan,
     Preferences,
+    StageName,
     StagePlan,
     StageTraits,
 )
@@ -81,32 +83,43 @@ SGL_TASKS = tuple(
 STAGE_TITLES = {"text_encoder": "Text encoder", "transformer": "Transformer", "vae": "VAE (latents to frames)"}
 DTYPE_TITLES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 KINDS: tuple[Kind, ...] = ("attention", "linear", "vae")
+WORK: dict[Kind, str] = {"attention": "this model's attention", "linear": "this model's linears", "vae": "its decoding"}
 
 
-def sections(machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL) -> dict[str, list[str]]:
+Measured = Mapping[tuple[StageName, Kind, str], ranking.Figures]
+"""What a benchmark of this machine found for a model, by stage, kind and backend."""
+
+
+def sections(
+    machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL, measured: Measured | None = None
+) -> dict[str, list[str]]:
     """Heading -> sentences about what `plan` makes of `traits`. An empty list means that there is nothing to say."""
     return {
         HAVE: _have(machine),
         USE: _use(plan),
         MISSING: _missing(machine),
-        COULD: _could(machine, plan, traits),
+        COULD: _could(machine, plan, traits, measured or {}),
     }
 
 
-def sentences(machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL) -> list[str]:
+def sentences(
+    machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL, measured: Measured | None = None
+) -> list[str]:
     """The report as lines of text: headings, and sentences indented under them."""
     lines: list[str] = []
-    for heading, items in sections(machine, plan, traits).items():
+    for heading, items in sections(machine, plan, traits, measured).items():
         if not items and heading == COULD:
             continue
         lines += [heading, *(f"  {item}" for item in items or [NOTHING]), ""]
     return lines[:-1]
 
 
-def as_data(machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL) -> dict[str, Any]:
+def as_data(
+    machine: Machine, plan: Plan, traits: ModelTraits = TYPICAL, measured: Measured | None = None
+) -> dict[str, Any]:
     """The same as data: the sentences and all facts and choices behind them."""
     names = {HAVE: "have", USE: "use", MISSING: "missing", COULD: "could"}
-    told = {names[heading]: items for heading, items in sections(machine, plan, traits).items()}
+    told = {names[heading]: items for heading, items in sections(machine, plan, traits, measured).items()}
     return {**told, "machine": machine.to_dict(), "plan": plan.to_dict()}
 
 
@@ -125,12 +138,13 @@ def main(
     Returns 0; raises PlanError when a preference can't be kept.
     """
     machine = probe(patience=patience)
-    readouts = ranking.for_model(store.load(machine, results).current, traits, model)
-    plan = make_plan(machine, traits, preferences, readouts=readouts)
+    found = store.load(machine, results).current
+    plan = make_plan(machine, traits, preferences, readouts=ranking.for_model(found, traits, model))
+    told = (machine, plan, traits, ranking.figures(found, traits))
     if as_json:
-        write(json.dumps(as_data(machine, plan, traits), indent=2))
+        write(json.dumps(as_data(*told), indent=2))
     else:
-        write("\n".join(_wrapped(sentences(machine, plan, traits))))
+        write("\n".join(_wrapped(sentences(*told))))
     return 0
 
 
@@ -301,8 +315,9 @@ def _for_gpus(machine: Machine) -> list[str]:
     return lines
 
 
-def _could(machine: Machine, plan: Plan, model: ModelTraits) -> list[str]:
-    """Approximate backends that can run here and did not prove slower: theirs is a person's choice."""
+def _could(machine: Machine, plan: Plan, model: ModelTraits, measured: Measured) -> list[str]:
+    """Approximate backends that can run here and did not prove slower: theirs is a person's choice. What a benchmark
+    found for this model counts more than the small test of one product."""
     lines = []
     for item in REGISTRY:
         stage = plan.stage("vae" if item.kind == "vae" else "transformer")
@@ -312,11 +327,21 @@ def _could(machine: Machine, plan: Plan, model: ModelTraits) -> list[str]:
         traits = model.stage(stage.stage)
         before, after = _linear_ms(machine, item.name, stage.dtype.engaged)
         slower = before is not None and after is not None and after >= before
+        told = _small_test(before, after)
+        if (made := measured.get((stage.stage, item.kind, item.name))) is not None:
+            slower = made.speedup < GAIN
+            told = f"; the benchmark of this machine found {WORK[item.kind]} {made.speedup:.2f} times as fast with it"
         if traits is None or place not in item.devices or slower or item.why_not(machine, traits):
             continue
-        told = f"; one linear takes {after:.3g} ms instead of {before:.3g} ms" if before and after else ""
         lines.append(f"{item.title}: add `--accel {item.kind}={item.name}`{told}.")
     return lines
+
+
+def _small_test(before: float | None, after: float | None) -> str:
+    if not before or not after:
+        return ""
+    times = f"one small linear takes {milliseconds(after)} instead of {milliseconds(before)}"
+    return f"; {times}, and a benchmark tells what a clip gains"
 
 
 def _linear_ms(machine: Machine, name: str, dtype: str) -> tuple[float | None, float | None]:

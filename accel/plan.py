@@ -15,6 +15,7 @@ from accel import blocks, caches, policy, precision, threads
 from accel.backends import REGISTRY
 from accel.contract import Backend
 from accel.errors import PlanError
+from accel.figures import milliseconds
 from accel.fit import choosing
 from accel.readouts import deciding
 from accel.readouts.ranking import Readouts
@@ -252,7 +253,8 @@ class _Planner:
         reasons = []
         if place not in item.devices:
             where = " or ".join(PLACES.get(device, device) for device in item.devices)
-            reasons.append(f"it runs on {where}, the {traits.stage.replace('_', ' ')} on {PLACES.get(place, place)}")
+            stage, here = traits.stage.replace("_", " "), PLACES.get(place, place)
+            reasons.append(f"it needs {where}, and the {stage} is planned for {here}")
         if item.kind == "attention" and not traits.reachable:
             reasons.append(traits.reach or f"{traits.class_name} does not ask diffusers' dispatcher for its attention")
         if dtype not in item.dtypes:
@@ -375,10 +377,10 @@ def _no_gain(machine: Machine, item: Backend) -> list[str]:
     """Against a packed linear: clearly slower than the plain one in the machine's own test (sglang issue 11044)."""
     times = _own_test(machine, item)
     if times and times[0] > times[1] * policy.SLOWER:
-        return [f"slower in the machine's own test: {times[0]:.3g} ms, {times[1]:.3g} ms without"]
+        return [f"slower in the machine's own test: {milliseconds(times[0])}, {milliseconds(times[1])} without"]
     return []
 
 
 def _gain_shown(machine: Machine, item: Backend) -> list[str]:
     times = _own_test(machine, item)
-    return [f"in the machine's own test {times[0]:.3g} ms, {times[1]:.3g} ms without"] if times else []
+    return [f"in the machine's own test {milliseconds(times[0])}, {milliseconds(times[1])} without"] if times else []

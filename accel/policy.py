@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accel.figures import milliseconds
 from accel.types import Gpu, Kind, Machine, StageTraits
 
 LONG = 4096
@@ -213,7 +214,8 @@ def best_threads(machine: Machine, traits: StageTraits, dtype: str, most: int) -
     if "small" not in shapes(traits) or most not in times:
         return most, "all of them" if most > 1 else "the only one"
     best = min(times, key=lambda count: times[count])
-    told = f"a small transformer block takes {times[best]:.3g} ms with {best}, {times[most]:.3g} ms with {most}"
+    quick, slow = milliseconds(times[best]), milliseconds(times[most])
+    told = f"a small transformer block takes {quick} with {best}, {slow} with {most}"
     if times[most] < times[best] * FEWER:
         return most, f"all of them; {told} by the machine's own test" if best != most else "all of them"
     return best, f"{told} by the machine's own test"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from accel import policy
 from accel.contract import Backend
+from accel.figures import figure, milliseconds
 from accel.types import NO_STEPS, Choice, Gpu, Machine, Preferences, StageName, StageTraits
 
 ROUNDING = "bf16 rounds more than fp32, so the picture differs slightly: dtype=float32 gives fp32's"
@@ -42,7 +43,11 @@ def _gpu_dtype(machine: Machine, traits: StageTraits, gpu: Gpu, allowed: list[st
         return "float32", ("no figure supports less than float32 for decoding on a GPU yet",)
     task = f"gpu:{'mps' if gpu.vendor == 'apple' else gpu.index}"
     single, low = machine.figure(task, "linear_float32_ms"), machine.figure(task, "linear_bfloat16_ms")
-    figures = f"a product takes {low:.3g} ms in bf16 and {single:.3g} ms in fp32 on this GPU" if single and low else ""
+    figures = (
+        f"a product takes {milliseconds(low)} in bf16 and {milliseconds(single)} in fp32 on this GPU"
+        if single and low
+        else ""
+    )
     if "bfloat16" in allowed and single and low and single / low >= policy.WORTH:
         return "bfloat16", (figures, ROUNDING)
     name = "float32" if "float32" in allowed else allowed[0]
@@ -85,12 +90,11 @@ def speed(machine: Machine, traits: StageTraits) -> tuple[str, ...]:
     factor = gain(machine, traits)
     if not single or not low or factor is None:
         return ("bf16 has not been measured on this CPU, so float32 is safe",)
-    how = f"{factor:.3g} times as fast as" if factor >= 1 else f"{1 / factor:.3g} times slower than"
-    figures = [f"{work} {low:.3g} ms, fp32 {single:.3g} ms"]
+    how = f"{figure(factor)} times as fast as" if factor >= 1 else f"{figure(1 / factor)} times slower than"
+    figures = [f"{work} {milliseconds(low)}, fp32 {milliseconds(single)}"]
     if traits.stage == "transformer" and (attention := machine.figure("bf16", "attention_bfloat16_ms")):
-        figures.append(
-            f"attention {attention:.3g} ms, fp32 {machine.figure('bf16', 'attention_float32_ms') or 0:.3g} ms"
-        )
+        plain = machine.figure("bf16", "attention_float32_ms") or 0
+        figures.append(f"attention {milliseconds(attention)}, fp32 {milliseconds(plain)}")
     return f"bf16 is {how} fp32 here, by the machine's own test", "; ".join(figures)
 
 

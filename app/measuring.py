@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accel.readouts.words import duration
+from accel.figures import duration
 from app.models import family_for
 from app.request import AccelPreferences, GenerationRequest
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from accel.figures import gib
 from accel.fit.needs import FEWEST_BLOCKS, PROGRAM, Needs, needs
 from accel.types import KEPT, NO_OFFLOAD, NO_TILING, Choice, Gpu, ModelTraits, Preferences, Room, StagePlan
 
@@ -213,15 +214,11 @@ def _why(found: Needs, ways: list[Way], way: Way, fits: bool, room: Room, gpu: G
 def _figures(found: Needs, way: Way, room: Room, gpu: Gpu | None) -> str:
     parts = []
     if gpu is not None:
-        of = f" of {_gib(room.device)}" if room.device else ""
-        parts.append(f"{_gib(on_device(found, way, True) + DEVICE_RESERVE)}{of} on {gpu.name}")
-    of = f" of {_gib(room.host)}" if room.host else ""
-    parts.append(f"{_gib(on_host(found, way, gpu is not None))}{of} of the machine's memory")
+        of = f" of {gib(room.device)}" if room.device else ""
+        parts.append(f"{gib(on_device(found, way, True) + DEVICE_RESERVE)}{of} on {gpu.name}")
+    of = f" of {gib(room.host)}" if room.host else ""
+    parts.append(f"{gib(on_host(found, way, gpu is not None))}{of} of the machine's memory")
     return " and ".join(parts)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
 
 
 def _choice(default: Choice, wish: str, engaged: str, why: str, meaning: str) -> Choice:

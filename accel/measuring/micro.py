@@ -14,6 +14,7 @@ import torch
 
 from accel.backends import REGISTRY
 from accel.contract import Backend
+from accel.figures import figure
 from accel.measuring import calls as recording
 from accel.measuring.blocks import Block
 from accel.measuring.calls import Recorded
@@ -243,7 +244,7 @@ def _verdict(entry: _Entry, over: Spread | None) -> Verdict:
 def _wrong(entry: _Entry) -> str:
     backend = entry.candidate.backend
     most = limit(backend.exact, entry.candidate.dtype)
-    return f"wrong: relative error {entry.error:.2g} in {entry.trial.call.title}, at most {most:g} is right"
+    return f"wrong: relative error {figure(entry.error, 2)} in {entry.trial.call.title}, at most {most:g} is right"
 
 
 def _told(error: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import accel
 from accel.backends import REGISTRY
 from accel.contract import Backend
+from accel.figures import duration
 from accel.measuring import clips as whole_clips
 from accel.measuring import micro, peak
 from accel.measuring.calls import Recorded, Size, record
@@ -20,7 +21,6 @@ from accel.measuring.clips import Contender, Make
 from accel.measuring.timing import ShouldStop
 from accel.readouts import ranking, store
 from accel.readouts.results import PROMPTS, Measurement, Peak, Results, Row
-from accel.readouts.words import duration
 from accel.types import Machine, ModelTraits, Plan
 
 CLIP_SECONDS = {True: 25.0, False: 600.0}

@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
+from accel.figures import gib
 from accel.probing import cpu
 from accel.probing.host import Host
 from accel.types import Cores, Fact, Memory, NumaNode
@@ -64,11 +65,6 @@ def numa(host: Host) -> tuple[NumaNode, ...]:
 
 def _told(limit: Fact) -> str:
     return limit.reason if limit.source == SYSTEM else f"{limit.reason} ({limit.source})"
-
-
-def gib(size: float) -> str:
-    """Bytes for a person: "5.9 GiB"."""
-    return f"{size / 2**30:.3g} GiB" if size < 1000 * 2**30 else f"{size / 2**40:.3g} TiB"
 
 
 def cpu_list(text: str) -> list[int]:

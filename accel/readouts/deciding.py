@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from accel import policy, precision
 from accel.contract import Backend
+from accel.figures import milliseconds
 from accel.readouts.ranking import Rank, Readouts, shape_class
 from accel.types import Choice, Kind, StageTraits
 
@@ -32,8 +33,8 @@ def dtype(
     low = min((name for name in totals if name != "float32"), key=lambda name: totals[name], default="")
     if not low or "float32" not in totals:
         return None
-    figures = f"its calls take {totals[low] * 1e3:.3g} ms in {low} and {totals['float32'] * 1e3:.3g} ms in float32"
-    told = f"measured on this machine: {figures}"
+    narrow, wide = milliseconds(totals[low] * 1e3), milliseconds(totals["float32"] * 1e3)
+    told = f"measured on this machine: its calls take {narrow} in {low} and {wide} in float32"
     if totals["float32"] < totals[low] * policy.WORTH:
         return "float32", (told,)
     return low, (told, precision.ROUNDING)
@@ -64,7 +65,7 @@ def backend(
             chosen = rank
             break
         passed.append(f"not {rank.backend}: {'; '.join(reasons)}")
-    listed = ", ".join(f"{rank.backend} {rank.milliseconds}" for rank in sorted(ranks, key=_seconds))
+    listed = ", ".join(f"{rank.backend} {milliseconds(rank.seconds * 1e3)}" for rank in sorted(ranks, key=_seconds))
     why = "the fastest measured" if chosen is not ranks[0] else "nothing that may be taken measured faster"
     told = [f"{why} on this machine for this shape ({shape_class(traits)})", *passed, f"measured here: {listed}"]
     quality = readouts.qualities.get((traits.stage, kind, chosen.backend))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from accel.figures import milliseconds
 from accel.readouts.results import AUTOMATIC, Measurement, Quality, Results, Row, Spread, Verdict, judged
 from accel.types import Kind, ModelTraits, StageName, StageTraits
 
@@ -25,10 +26,6 @@ class Rank:
     seconds: float
     verdict: Verdict
     why: str = ""
-
-    @property
-    def milliseconds(self) -> str:
-        return f"{self.seconds * 1e3:.3g} ms"
 
 
 @dataclass(frozen=True)
@@ -197,4 +194,4 @@ def _one(backend: str, own: dict[str, Row], plain: dict[str, float]) -> Rank:
 
 def _told(verdict: Verdict, own: float, plain: float) -> str:
     words = {"no gain": "no gain", "slower": "slower", "unclear": "no winner inside the spread"}
-    return f"{words[verdict]} measured here: {own * 1e3:.3g} ms, {plain * 1e3:.3g} ms without"
+    return f"{words[verdict]} measured here: {milliseconds(own * 1e3)}, {milliseconds(plain * 1e3)} without"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from accel.figures import duration, figure
 from accel.readouts.results import GAIN, Clip, Measurement, Quality, Results, Row
 from accel.types import StageName
 
@@ -27,18 +28,6 @@ def ratio(value: float | None) -> str:
     if 1 / GAIN < value < GAIN:
         return "no gain"
     return f"{value:.2f}x"
-
-
-def duration(seconds: float) -> str:
-    """ "12 µs", "3.46 ms", "1.2 s", "3:05 min"."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole / 3600:.1f} h"
 
 
 def size(value: int | None) -> str:
@@ -64,7 +53,7 @@ def cells(row: Row) -> tuple[str, ...]:
         time,
         ratio(row.speedup),
         ratio(row.over_fp32),
-        NOTHING if row.teraflops is None else f"{row.teraflops:.3g}",
+        NOTHING if row.teraflops is None else figure(row.teraflops),
         NOTHING if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
         error,
         size(row.memory),
@@ -128,7 +117,8 @@ def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def remarks(results: Results, made: Measurement) -> list[str]:
     """Sentences below the tables: peaks, quality, how quiet the machine was, what was left out."""
     lines = [
-        f"Peak in {DTYPES.get(one.dtype, one.dtype)}: {one.teraflops:.3g} TFLOP/s, {one.how}." for one in results.peaks
+        f"Peak in {DTYPES.get(one.dtype, one.dtype)}: {figure(one.teraflops)} TFLOP/s, {one.how}."
+        for one in results.peaks
     ]
     lines += [quality(one) for one in results.qualities if one.model == made.model]
     if made.busy is not None and not made.quiet:

@@ -7,16 +7,21 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accel import advice, doctor
+from accel.figures import milliseconds
 from accel.plan import make_plan
 from accel.probe import probe
 from accel.probing.host import Recorded
+from accel.readouts import ranking, store
+from accel.readouts.results import Measurement, Results
 from accel.types import Machine, Plan
+from tests.accel.measuring.planted import CALL, row
 from tests.accel.recorded import NAMES, machine, model, record
 
 
@@ -141,11 +146,37 @@ def test_int8_is_compared_with_what_the_plan_would_run_and_left_out_where_it_is_
     bf16 = machine("zen5", tmp_path / "zen5").figure("bf16", "linear_bfloat16_ms")
     assert bf16 is not None
     faster = report("zen5", tmp_path / "faster", runs=int8_in(bf16 / 2))
-    assert f"one linear takes {bf16 / 2:.3g} ms instead of {bf16:.3g} ms" in faster
+    assert f"one small linear takes {milliseconds(bf16 / 2)} instead of {milliseconds(bf16)}, and a bench" in faster
     slower = report("zen5", tmp_path / "slower", runs=int8_in(bf16 * 1.1))
     assert "--accel linear=dynamic_int8" not in slower
     fp32 = report("skylake-avx2", tmp_path / "fp32", runs=int8_in(1.5))
-    assert "one linear takes 1.5 ms instead of 3 ms" in fp32
+    assert "one small linear takes 1.5 ms instead of 3 ms" in fp32
+
+
+def test_what_a_benchmark_found_here_counts_more_than_the_small_test(tmp_path: Path) -> None:
+    found = machine("skylake-avx2", tmp_path, runs=int8_in(1.0))
+    plan = make_plan(found, model())
+
+    def told(speedup: float) -> list[str]:
+        figures: doctor.Measured = {("transformer", "linear", "dynamic_int8"): ranking.Figures(speedup, 0.01, None)}
+        lines = doctor.sections(found, plan, model(), figures)[doctor.COULD]
+        return [line for line in lines if "dynamic_int8" in line]
+
+    (line,) = told(1.16)
+    assert line.endswith("; the benchmark of this machine found this model's linears 1.16 times as fast with it.")
+    assert told(1.03) == [], "under 5 % it is no gain"
+
+
+def test_main_reads_what_was_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = machine("skylake-avx2", tmp_path)
+    linear = replace(CALL, kind="linear", title="linear")
+    calls = (row("stock", 3, call=linear), row("dynamic_int8", 2, gain=1.5, speedup=1.5, call=linear, exact=False))
+    made = Measurement("m", "a clip", "today", True, ranking.classes(model()), {"transformer": "float32"}, calls)
+    monkeypatch.setattr(doctor, "probe", lambda **_: found)
+    store.save(Results(store.place(found), measurements=(made,)), tmp_path / "kept")
+    lines: list[str] = []
+    doctor.main(traits=model(), write=lines.append, results=tmp_path / "kept")
+    assert "1.50 times as fast" in " ".join("\n".join(lines).split())
 
 
 def test_a_variable_that_is_set_to_nothing_is_told_so(tmp_path: Path) -> None:

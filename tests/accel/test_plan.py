@@ -211,6 +211,11 @@ def test_a_forced_backend_that_can_not_run_is_refused_with_what_is_missing(tmp_p
     assert reason == f"attention=sgl_amx can't be used here: sgl_kernel is not installed; {advice.SGL_CPU}"
 
 
+def test_a_backend_for_another_device_says_which_one_and_where_the_work_is(tmp_path: Path) -> None:
+    (reason,) = refusals(machine("zen5", tmp_path), attention="cudnn", dtype="bf16")
+    assert reason == "attention=cudnn can't be used here: it needs a GPU, and the transformer is planned for the CPU"
+
+
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:
     found = refusals(machine("zen3", tmp_path), attention="x", linear="y", compile="perhaps", threads="0", device="tpu")
     wishes = ["attention=x", "compile=perhaps", "device=tpu", "linear=y", "threads=0"]

@@ -28,14 +28,6 @@ def test_a_speed_up_under_five_percent_is_none(value: float | None, text: str) -
     assert words.ratio(value) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(1.23e-5, "12.3 µs"), (3.4567e-3, "3.46 ms"), (1.234, "1.2 s"), (185, "3:05 min"), (7300, "2.0 h")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert words.duration(seconds) == text
-
-
 def test_a_row_tells_what_ran_and_what_fell_back() -> None:
     """Case 18: the kernel that ran, by the profiler, and how many calls the backend served."""
     one = row("x", 2.0, gain=2.0, speedup=2.0, over_fp32=3.0, teraflops=0.123, share_of_peak=0.5, memory=3 * 2**20)
