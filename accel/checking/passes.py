@@ -30,6 +30,17 @@ def cases(kernels: Any, device: torch.device) -> Iterator[tuple[str, float, bool
             error = max(relative(a.float(), b.float()) for a, b in pairs)
             finite = all(bool(a.float().isfinite().all()) for a, _ in pairs)
             yield f"{name}, {BATCH} x {TOKENS} tokens of {channels}", error, finite
+    yield ("rows that are not finite", *_odd_rows(kernels, device))
+
+
+def _odd_rows(kernels: Any, device: torch.device) -> tuple[float, bool]:
+    """An infinity and a NaN must each stay in its row, and show there; the rows between them count for the error."""
+    x = torch.randn(1, 5, SHAPES[0][0], generator=torch.Generator(device).manual_seed(0), device=device).bfloat16()
+    x[0, 1, 7], x[0, 3, 9] = float("inf"), float("nan")
+    form, even = fp8.format_for(device), slice(0, None, 2)
+    got, want = (one.rows(x, form).values.float()[0] for one in (kernels, plain))
+    shown = got.isnan().any(1).tolist() == [False, True, False, True, False]
+    return relative(got[even], want[even]), shown
 
 
 def _passes(k: Any, channels: int, heads: int, device: torch.device) -> dict[str, Callable[[], Outputs]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from accel.triton_fp8 import _cast, _finite_size
+from accel.triton_fp8 import _cast
 
 # Annotations of kernels are compiled too: only names inside `tl` may stand there.
 #
@@ -30,17 +30,25 @@ def _shared(start: tl.tensor, at: tl.tensor, columns: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def _largest(values: tl.tensor) -> tl.tensor:
-    """The largest magnitude of what is finite."""
-    return tl.max(_finite_size(values), axis=0)
+def _put(
+    values: tl.tensor,
+    out: tl.tensor,
+    at: tl.tensor,
+    columns: tl.constexpr,
+    factor: tl.tensor,
+    most: tl.constexpr,
+    saturates: tl.constexpr,
+) -> None:
+    """Times `factor`, as FP8; NaN stays NaN. saturates: the GPU's own cast keeps to the largest number."""
+    small = (values * factor).to(out.dtype.element_ty) if saturates else _cast(values, factor, most, out)
+    tl.store(out + at, small, mask=at < columns)
 
 
 @triton.jit
-def _put(
-    values: tl.tensor, out: tl.tensor, at: tl.tensor, columns: tl.constexpr, factor: tl.tensor, most: tl.constexpr
-) -> None:
-    """Times `factor`, as FP8; what is not finite becomes NaN."""
-    tl.store(out + at, _cast(values, factor, most, out), mask=at < columns)
+def _row_scale(largest: tl.tensor, most: tl.constexpr, least: tl.constexpr) -> tl.tensor:
+    """Of a row with that largest magnitude, NaN where nothing else is there. An infinity makes the scale infinite and
+    itself NaN (infinity times zero), hence every product of the row, as it would be were the other numbers kept."""
+    return tl.where(largest > least, largest, least) / most
 
 
 @triton.jit
@@ -92,18 +100,17 @@ def _normal(
     scale: tl.constexpr,
     tabled: tl.constexpr,
     affine: tl.constexpr,
-    like: tl.tensor,
     at: tl.tensor,
     columns: tl.constexpr,
 ) -> tl.tensor:
-    """Centred values times `factor`, then the norm's own weight and bias, then the modulation; rounded."""
+    """Centred values times `factor`, then the norm's own weight and bias, then the modulation."""
     values *= factor
     if affine:
         values = values * _shared(weight, at, columns) + _shared(bias, at, columns)
     if scale >= 0:
         factors = 1.0 + _moved(embedding, table, scale, tabled, at, columns)
         values = values * factors + _moved(embedding, table, shift, tabled, at, columns)
-    return values.to(like.dtype.element_ty).to(tl.float32)
+    return values
 
 
 @triton.jit
@@ -131,6 +138,7 @@ def tokens_kernel(
     quantised: tl.constexpr,
     most: tl.constexpr,
     least: tl.constexpr,
+    saturates: tl.constexpr,
     first: tl.constexpr,
     rest: tl.constexpr,
 ) -> None:
@@ -157,19 +165,19 @@ def tokens_kernel(
             b = tl.where(beyond < columns, b - mean, 0.0)
             squares += tl.sum(b * b, axis=0)
         factor = 1.0 / tl.sqrt(squares / columns + eps)
-        a = _normal(a, factor, embedding, table, weight, bias, shift, scale, tabled, affine, x, at, columns)
+        a = _normal(a, factor, embedding, table, weight, bias, shift, scale, tabled, affine, at, columns)
         if rest > 0:
-            b = _normal(b, factor, embedding, table, weight, bias, shift, scale, tabled, affine, x, beyond, columns)
+            b = _normal(b, factor, embedding, table, weight, bias, shift, scale, tabled, affine, beyond, columns)
         if quantised:
             # what lies beyond the columns is a norm's shift, not 0
-            size = _largest(tl.where(at < columns, a, 0.0))
+            size = tl.max(tl.abs(tl.where(at < columns, a, 0.0)), axis=0)
             if rest > 0:
-                size = tl.maximum(size, _largest(tl.where(beyond < columns, b, 0.0)))
-            to = tl.maximum(size, least) / most
+                size = tl.maximum(size, tl.max(tl.abs(tl.where(beyond < columns, b, 0.0)), axis=0))
+            to = _row_scale(size, most, least)
             tl.store(scales + row, to)
-            _put(a, out + place, at, columns, 1.0 / to, most)
+            _put(a, out + place, at, columns, 1.0 / to, most, saturates)
             if rest > 0:
-                _put(b, out + place, beyond, columns, 1.0 / to, most)
+                _put(b, out + place, beyond, columns, 1.0 / to, most, saturates)
         else:
             tl.store(out + place + at, a.to(out.dtype.element_ty), mask=at < columns)
             if rest > 0:
@@ -177,10 +185,14 @@ def tokens_kernel(
 
 
 @triton.jit
-def _activated(values: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """gelu, tanh form: x * (1 + tanh(u)) / 2 is x * sigmoid(2 u), one exponential instead of a tanh; rounded."""
-    inner = 1.5957691216057308 * (values + 0.044715 * values * values * values)
-    return (values / (1.0 + tl.exp(-inner))).to(like.dtype.element_ty).to(tl.float32)
+def _activated(values: tl.tensor) -> tl.tensor:
+    """gelu, tanh form: x * (1 + tanh(u)) / 2 is x * sigmoid(2 u).
+
+    Arithmetic rules this pass, so: the constants carry 2 u to powers of two, and two products with a root's reciprocal
+    are cheaper than a division.
+    """
+    root = tl.rsqrt(1.0 + tl.exp2(values * (-2.302208198 - 0.1029432397 * (values * values))))
+    return values * root * root
 
 
 @triton.jit
@@ -192,6 +204,7 @@ def rows_kernel(
     gelu: tl.constexpr,
     most: tl.constexpr,
     least: tl.constexpr,
+    saturates: tl.constexpr,
     first: tl.constexpr,
     rest: tl.constexpr,
 ) -> None:
@@ -200,19 +213,19 @@ def rows_kernel(
     at = tl.arange(0, first)
     a = _piece(x + place, at, columns)
     if gelu:
-        a = _activated(a, x)
-    size = _largest(a)
+        a = _activated(a)
+    size = tl.max(tl.abs(a), axis=0)
     if rest > 0:
         beyond = first + tl.arange(0, rest)
         b = _piece(x + place, beyond, columns)
         if gelu:
-            b = _activated(b, x)
-        size = tl.maximum(size, _largest(b))
-    scale = tl.maximum(size, least) / most
+            b = _activated(b)
+        size = tl.maximum(size, tl.max(tl.abs(b), axis=0))
+    scale = _row_scale(size, most, least)
     tl.store(scales + row, scale)
-    _put(a, out + place, at, columns, 1.0 / scale, most)
+    _put(a, out + place, at, columns, 1.0 / scale, most, saturates)
     if rest > 0:
-        _put(b, out + place, beyond, columns, 1.0 / scale, most)
+        _put(b, out + place, beyond, columns, 1.0 / scale, most, saturates)
 
 
 @triton.jit
@@ -232,20 +245,27 @@ def _headed(
     rotated: tl.constexpr,
     quantised: tl.constexpr,
     most: tl.constexpr,
+    saturates: tl.constexpr,
 ) -> None:
-    """Columns `begin` to `begin + count` of one token: normed, turned, stored."""
+    """Columns `begin` to `begin + count` of one token: normed, turned, stored. A table of heads, so that what all heads
+    share is read once."""
     at = begin + tl.arange(0, count)
-    values = (values * factor * _shared(weight, at, columns)).to(like.dtype.element_ty).to(tl.float32)
+    values = values * factor * _shared(weight, at, columns)
+    if not quantised:
+        values = values.to(like.dtype.element_ty).to(tl.float32)
     if rotated:
-        pair = begin + 2 * tl.arange(0, count // 2)
-        cosines = _shared(cosine, pair % size, size)
-        sines = _shared(sine + 1, pair % size, size)
-        left, right = tl.split(tl.reshape(values, (count // 2, 2)))
-        turned = tl.join(left * cosines - right * sines, left * sines + right * cosines)
-        values = tl.reshape(turned, (count,)).to(like.dtype.element_ty).to(tl.float32)
+        pair = 2 * tl.arange(0, size // 2)
+        cosines, sines = (
+            tl.load(cosine + pair).to(tl.float32)[None, :],
+            tl.load(sine + 1 + pair).to(tl.float32)[None, :],
+        )
+        left, right = tl.split(tl.reshape(values, (count // size, size // 2, 2)))
+        values = tl.reshape(tl.join(left * cosines - right * sines, left * sines + right * cosines), (count,))
     if quantised:
-        scale = tl.load(scales + at // size, mask=at < columns, other=1.0)
-        _put(values, out, at, columns, 1.0 / scale, most)
+        head = begin // size + tl.arange(0, count // size)
+        factors = 1.0 / tl.load(scales + head, mask=head * size < columns, other=1.0)
+        values = tl.reshape(tl.reshape(values, (count // size, size)) * factors[:, None], (count,))
+        _put(values, out, at, columns, 1.0, most, saturates)
     else:
         tl.store(out + at, values.to(out.dtype.element_ty), mask=at < columns)
 
@@ -265,6 +285,7 @@ def heads_kernel(
     rotated: tl.constexpr,
     quantised: tl.constexpr,
     most: tl.constexpr,
+    saturates: tl.constexpr,
     first: tl.constexpr,
     rest: tl.constexpr,
 ) -> None:
@@ -278,7 +299,7 @@ def heads_kernel(
         squares += tl.sum(b * b, axis=0)
     factor = 1.0 / tl.sqrt(squares / columns + eps)
     _headed(a, factor, weight, cosine + turn, sine + turn, scales, out + place, x, 0, first, columns, size, rotated,
-            quantised, most)  # fmt: skip
+            quantised, most, saturates)  # fmt: skip
     if rest > 0:
         _headed(b, factor, weight, cosine + turn, sine + turn, scales, out + place, x, first, rest, columns, size,
-                rotated, quantised, most)  # fmt: skip
+                rotated, quantised, most, saturates)  # fmt: skip

@@ -57,15 +57,19 @@ def add(x: torch.Tensor, y: torch.Tensor, modulation: Modulation, gate: int | No
 
 def normed(x: torch.Tensor, norm: Norm, modulation: Modulation) -> torch.Tensor:
     """The norm of `x` and its modulation."""
+    return _normed(x, norm, modulation).to(x.dtype)
+
+
+def _normed(x: torch.Tensor, norm: Norm, modulation: Modulation) -> torch.Tensor:
     wide = F.layer_norm(x.float(), x.shape[-1:], norm.weight, norm.bias, norm.eps)
     if norm.scale is not None and norm.shift is not None:
         wide = wide * (1 + modulation.vector(norm.scale)) + modulation.vector(norm.shift)
-    return wide.to(x.dtype)
+    return wide
 
 
 def normed_rows(x: torch.Tensor, norm: Norm, modulation: Modulation, form: torch.dtype) -> Rows:
-    """As `normed`, quantised."""
-    return Rows(*quantise_rows(normed(x, norm, modulation), form))
+    """As `normed`, quantised without a rounding to x's dtype on the way; so are the passes below."""
+    return Rows(*quantise_rows(_normed(x, norm, modulation), form))
 
 
 def add_normed_rows(
@@ -78,7 +82,7 @@ def add_normed_rows(
 
 def gelu_rows(x: torch.Tensor, form: torch.dtype) -> Rows:
     """The tanh form of gelu, quantised."""
-    return Rows(*quantise_rows(F.gelu(x, approximate="tanh"), form))
+    return Rows(*quantise_rows(F.gelu(x.float(), approximate="tanh"), form))
 
 
 def rows(x: torch.Tensor, form: torch.dtype) -> Rows:
@@ -99,16 +103,17 @@ def heads(
     rotation: cosines and sines (1, tokens, 1, head_dim), each pair's twice, as diffusers' Wan models hand them on.
     Returns (batch, tokens, count, head_dim) in x's dtype and None, or in `form` with float32 scales (batch, count).
     """
-    out = F.rms_norm(x, x.shape[-1:], weight, eps).unflatten(-1, (count, -1))
+    exact = (x, weight) if form is None else (x.float(), weight.float())
+    out = F.rms_norm(exact[0], x.shape[-1:], exact[1], eps).unflatten(-1, (count, -1))
     if rotation is not None:
         first, second = out.unflatten(-1, (-1, 2)).float().unbind(-1)
         cosine, sine = rotation[0][..., 0::2].float(), rotation[1][..., 1::2].float()
-        out = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1).flatten(-2).to(x.dtype)
+        out = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1).flatten(-2)
     if form is None:
-        return out, None
+        return out.to(x.dtype), None
     most = torch.finfo(form).max
     scales = head_scales(weight, count, form)
-    scaled = (out.float() / scales.view(1, 1, -1, 1)).clamp(-most, most)
+    scaled = (out / scales.view(1, 1, -1, 1)).clamp(-most, most)
     scaled = torch.where(out.isfinite(), scaled, torch.nan)
     return scaled.to(form), scales.expand(x.shape[0], -1).contiguous()
 

@@ -208,7 +208,8 @@ def why_not_block(block: nn.Module) -> str:
         return "not all of its linears are packed in FP8"
     if not getattr(known.norm2, "elementwise_affine", False) or known.norm1.elementwise_affine:
         return "its norms are not those of Wan 2.1 and 2.2"
-    return ""
+    size = known.attn1.to_q.out_features // known.attn1.heads
+    return "" if size & (size - 1) == 0 else f"its heads of {size} channels are no power of two"
 
 
 def kernels_for(device: torch.device) -> Any:

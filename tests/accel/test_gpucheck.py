@@ -108,15 +108,18 @@ def test_right_passes_pass_and_a_wrong_one_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(passes, "TOKENS", 3)
     monkeypatch.setattr(passes, "SHAPES", ((256, 2),))
     right = list(gpucheck.fused_cases(plain, CPU))
-    assert len(right) == 20
+    assert len(right) == 21
     assert all(case.right for case in right)
 
     class Wrong:
         def __getattr__(self, name: str) -> Any:
             run = getattr(plain, name)
+            if name == "rows":  # hides what is not finite
+                return lambda x, form: run(x.nan_to_num(), form)
             return run if name != "normed" else lambda x, norm, modulation: run(x, norm, modulation) * 1.1
 
     found = list(gpucheck.fused_cases(Wrong(), CPU))
     assert {case.case.split(",")[0] for case in found if not case.right} == {
-        f"{kind} norm{where}" for kind in ("modulated", "affine") for where in ("", " by token")
+        "rows that are not finite",
+        *(f"{kind} norm{where}" for kind in ("modulated", "affine") for where in ("", " by token")),
     }

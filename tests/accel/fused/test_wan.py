@@ -15,6 +15,7 @@ import torch
 from accel import blocks
 from accel.backends import fa3_fp8
 from accel.checking.line import relative
+from accel.fused.wan import why_not_block
 from accel.install import install
 from accel.originals import same_bits
 from accel.types import Preferences, StageTraits
@@ -152,6 +153,10 @@ def test_blocks_of_another_kind_are_left_and_that_is_said_emulated() -> None:
         fused = install(builders.Holder(transformer=model), builders.plan(**FP8, compile="fused"))
     assert fused.report()["notes"] == ["transformer's blocks are not fused: not all of its linears are packed in FP8"]
     assert "transformer" not in fused.report()["blocks"]
+    odd = builders.wan_transformer(heads=4, head_dim=96, layers=1, ffn=512)
+    with emulator.installed():
+        install(builders.Holder(transformer=odd), builders.plan(**FP8))
+        assert why_not_block(odd.blocks[0]) == "its heads of 96 channels are no power of two"
 
 
 @pytest.mark.parametrize(
