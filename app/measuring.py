@@ -72,13 +72,17 @@ class Measuring:
     elapsed: float = 0.0
     result: dict[str, Any] | None = None
     error: str = ""
+    left: float | None = None
+    """Seconds that it will still take, counted from when that was told, `waited` seconds ago; None: by the fraction."""
+    waited: float = 0.0
 
     @property
     def words(self) -> str:
         """What is being done, and how long it will go on once that can be reckoned: "fp8 ..., about 40 s left"."""
         if self.state != "running" or self.fraction < RECKONED_FROM:
             return self.text
-        left = self.elapsed * (1 - self.fraction) / self.fraction
+        left = self.elapsed * (1 - self.fraction) / self.fraction if self.left is None else self.left
+        left -= self.waited
         return f"{self.text}, about {duration(left)} left" if left >= 1 else self.text
 
     @property

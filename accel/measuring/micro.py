@@ -20,7 +20,7 @@ from accel.measuring.blocks import Block
 from accel.measuring.calls import Recorded
 from accel.measuring.executed import executed, memory
 from accel.measuring.peak import synchronize
-from accel.measuring.timing import Samples, ShouldStop, Stopped, gain, interleave, spread
+from accel.measuring.timing import LEAST, Samples, ShouldStop, Stopped, gain, interleave, spread
 from accel.measuring.trials import Candidate, NotTakenError, Trial
 from accel.readouts.results import Call, Results, Row, Spread, Verdict, judged, limit
 from accel.types import Machine, ModelTraits, Plan, StagePlan, StageTraits
@@ -49,6 +49,10 @@ ASSUMED = 0.05
 
 REACHED = 0.3
 """Part of the peak that a call is taken to reach, to reckon how long it will take."""
+
+
+FIRST_RUNS, BESIDE = 5, 0.1
+"""What is reckoned for a candidate beside its samples: runs that tell error, memory and kernels; seconds to pack it."""
 
 
 @dataclass
@@ -98,6 +102,24 @@ def rows(
         torch.set_num_threads(threads)
 
 
+def expected(
+    machine: Machine,
+    traits: ModelTraits,
+    plan: Plan,
+    recorded: Recorded,
+    results: Results,
+    pace: Pace,
+    registry: Iterable[Backend] = REGISTRY,
+) -> list[float]:
+    """Seconds that `rows` will take for each call, by its operations and the peaks in `results`."""
+    chosen, found = tuple(registry), []
+    for call in _worth(recorded.calls, pace.least):
+        stage, described = plan.stage(call.stage), traits.stage(call.stage)
+        bench = None if stage is None or described is None else _Bench(machine, described, stage, results, pace, bool)
+        found.append(0.0 if bench is None else bench.seconds(call, chosen))
+    return found
+
+
 def _worth(found: Iterable[Call], least: float) -> Iterator[Call]:
     together = list(found)
     for call in together:
@@ -122,13 +144,12 @@ class _Bench:
 
     def of(self, call: Call, registry: tuple[Backend, ...], block: Block | None) -> Iterator[Row]:
         """The rows of one call."""
-        dtypes = list(dict.fromkeys([self.plan.dtype.engaged, "float32"]))
-        call = recording.within(call, self._flops(dtypes))
+        call = recording.within(call, self._flops(self.dtypes))
         entries: dict[str, _Entry] = {}
         failed: list[Row] = []
         with torch.inference_mode():
             try:
-                for dtype in dtypes:
+                for dtype in self.dtypes:
                     trial = Trial(call, dtype, self.device, block)
                     for backend in self.usable(call, dtype, registry):
                         found = self._enter(trial, backend)
@@ -148,6 +169,18 @@ class _Bench:
                     entry.candidate.close()
         yield from self._rows(call, entries, samples)
         yield from failed
+
+    def seconds(self, call: Call, registry: tuple[Backend, ...]) -> float:
+        """About how long `of` will take."""
+        many = sum(len(self.usable(call, dtype, registry)) for dtype in self.dtypes)
+        call = recording.within(call, self._flops(self.dtypes))
+        single = call.flops / self._flops(self.dtypes) * self.pace.call
+        return many * (BESIDE + FIRST_RUNS * single + max(self.pace.row, LEAST * single))
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The plan's, and the reference's."""
+        return list(dict.fromkeys([self.plan.dtype.engaged, "float32"]))
 
     def usable(self, call: Call, dtype: str, registry: tuple[Backend, ...]) -> list[Backend]:
         """The backends that can run here in this dtype, the reference first."""

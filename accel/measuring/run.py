@@ -18,10 +18,11 @@ from accel.measuring import clips as whole_clips
 from accel.measuring import micro, peak
 from accel.measuring.calls import Recorded, Size, record
 from accel.measuring.clips import Contender, Make
+from accel.measuring.course import Course, Tell
 from accel.measuring.timing import ShouldStop
 from accel.readouts import ranking, store
-from accel.readouts.results import PROMPTS, Measurement, Peak, Results, Row
-from accel.types import Machine, ModelTraits, Plan
+from accel.readouts.results import PROMPTS, Call, Measurement, Peak, Results, Row
+from accel.types import Machine, ModelTraits, Plan, StageName
 
 CLIP_SECONDS = {True: 25.0, False: 600.0}
 """Most seconds that the clips of a quick and of a full benchmark may take, reckoned beforehand."""
@@ -31,9 +32,6 @@ QUALITY_SECONDS = 900.0
 """Clips of many prompts are compared unasked when that takes no longer than this."""
 
 PEAK_SECONDS = {True: 0.5, False: 3.0}
-
-Tell = Callable[[float, str], Any]
-"""Told how much is done (0 to 1) and what comes next."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Benchmark:
     quality: bool | None = None
     where: Path | None = None
     registry: tuple[Backend, ...] = REGISTRY
-    tell: Tell = lambda done, text: None
+    tell: Tell = lambda done, text, left=None: None
     should_stop: ShouldStop = lambda: False
 
     def run(self) -> tuple[Results, Measurement]:
@@ -80,10 +78,18 @@ class Benchmark:
         others = Others()
         shelf = store.load(self.machine, self.where)
         results = shelf.current or Results(store.place(self.machine))
+        plans = self.contenders(traits, plan)
+        course = Course(self.tell)
         self.tell(0.0, "the calls that the model makes")
         recorded = record(self.subject.pipeline, self.subject.size)
+        self.tell(0.0, "the machine's peak")
         results, notes = self.peaks(results, plan)
-        rows = self.rows(traits, plan, recorded, results)
+        pace = micro.QUICK if self.quick else micro.FULL
+        course.expect("calls", micro.expected(self.machine, traits, plan, recorded, results, pace, self.registry))
+        one, whole = (reckoned(recorded.calls, results, plan, steps) for steps in (self.steps, self.subject.steps))
+        course.expect("clips", self.clips_expected(one, plans))
+        course.expect("prompts", [whole] * _count(self.compared(plans, lambda some: whole * _count(some))))
+        rows = self.rows(traits, plan, recorded, results, course)
         results, rows = raised(results, rows)
         made = Measurement(
             model=self.subject.model,
@@ -98,9 +104,9 @@ class Benchmark:
         )
         results, made = self.keep(results, made, started)
         if self.subject.make is not None:
-            results, made = self.clips(results, made, traits, plan)
+            results, made = self.clips(results, made, plans, course)
             results, made = self.keep(results, made, started)
-        self.tell(1.0, "done")
+        course.finish()
         return results, made
 
     def keep(self, results: Results, made: Measurement, started: float) -> tuple[Results, Measurement]:
@@ -111,22 +117,36 @@ class Benchmark:
 
     # -- parts --
 
+    @property
+    def steps(self) -> int:
+        """Of the clips that are raced."""
+        return min(QUICK_STEPS, self.subject.steps) if self.quick else self.subject.steps
+
+    def contenders(self, traits: ModelTraits, plan: Plan) -> tuple[Contender, ...]:
+        """The plans whose clips are compared; none without weights."""
+        if self.subject.make is None:
+            return ()
+        plans = whole_clips.contenders(self.machine, traits, plan, self.registry)
+        # so few steps have nothing in common that a cache would use
+        return tuple(one for one in plans if not one.caches) if self.quick else plans
+
+    def clips_expected(self, one: float, plans: tuple[Contender, ...]) -> list[float]:
+        """Seconds of each clip that will be raced, where one takes so many; none when all of them take too long."""
+        clips = [one] * len(plans) * (1 if self.quick else 2)
+        return clips if sum(clips) <= CLIP_SECONDS[self.quick] else []
+
     def peaks(self, results: Results, plan: Plan) -> tuple[Results, tuple[str, ...]]:
         """With the peaks of the plan's device; a quick benchmark takes those that are known already."""
         device = plan.stages[0].device.engaged if plan.stages else "cpu"
         wanted = micro.dtypes_for_peaks(plan, device)
         if self.quick:
             wanted = [dtype for dtype in wanted if results.peak(device, dtype) is None]
-        self.tell(0.02, "the machine's peak")
         found, notes = peak.measure(device, wanted, PEAK_SECONDS[self.quick], self.should_stop)
         return results.with_peaks(found), notes
 
-    def rows(self, traits: ModelTraits, plan: Plan, recorded: Recorded, results: Results) -> tuple[Row, ...]:
-        from_, to = 0.1, 1.0 if self.subject.make is None else 0.6
-
-        def tell(done: int, of: int, text: str) -> None:
-            self.tell(from_ + (to - from_) * done / of, text)
-
+    def rows(
+        self, traits: ModelTraits, plan: Plan, recorded: Recorded, results: Results, course: Course
+    ) -> tuple[Row, ...]:
         return tuple(
             micro.rows(
                 self.machine,
@@ -136,74 +156,87 @@ class Benchmark:
                 results,
                 micro.QUICK if self.quick else micro.FULL,
                 registry=self.registry,
-                tell=tell,
+                tell=lambda done, of, text: course.begin("calls", done, text),
                 should_stop=self.should_stop,
             )
         )
 
     def clips(
-        self, results: Results, made: Measurement, traits: ModelTraits, plan: Plan
+        self, results: Results, made: Measurement, plans: tuple[Contender, ...], course: Course
     ) -> tuple[Results, Measurement]:
         """With whole clips, and their likeness over many prompts where there is time for that."""
         make = self.subject.make
         assert make is not None
-        plans = whole_clips.contenders(self.machine, traits, plan, self.registry)
-        if self.quick:  # so few steps have nothing in common that a cache would use
-            plans = tuple(one for one in plans if not one.caches)
-        steps = min(QUICK_STEPS, self.subject.steps) if self.quick else self.subject.steps
-        expected = clip_seconds(made.rows, steps) * len(plans) * (1 if self.quick else 2)
-        most = CLIP_SECONDS[self.quick]
-        if expected > most:
-            told = f"no clips were made: they would take about {duration(expected)}, and have {duration(most)} at most"
+        one = clip_seconds(made.rows, self.steps)
+        course.expect("clips", expected := self.clips_expected(one, plans))
+        if not expected:
+            whole = duration(one * len(plans) * (1 if self.quick else 2))
+            most = duration(CLIP_SECONDS[self.quick])
+            told = f"no clips were made: they would take about {whole}, and have {most} at most"
             return results, replace(made, notes=(*made.notes, told))
-        to = 1.0 if self.quality is False or self.quick else 0.75
-
-        def tell(done: int, of: int, text: str) -> None:
-            self.tell(0.6 + (to - 0.6) * done / of, text)
-
         raced = whole_clips.race(
             plans,
             make,
             self.subject.prompt,
-            steps,
+            self.steps,
             self.subject.steps,
             rounds=1 if self.quick else 2,
             warm=not self.quick,
-            tell=tell,
+            tell=lambda done, of, text: course.begin("clips", done, text),
             should_stop=self.should_stop,
         )
         made = replace(made, clips=raced)
-        return self.qualities(results, made, plans, make)
+        return self.qualities(results, made, plans, make, course)
 
     def qualities(
-        self, results: Results, made: Measurement, plans: tuple[Contender, ...], make: Make
+        self, results: Results, made: Measurement, plans: tuple[Contender, ...], make: Make, course: Course
     ) -> tuple[Results, Measurement]:
-        if not any(one.approximate for one in plans) or (self.quality is None and self.quick) or self.quality is False:
-            return results, made
-        seconds = whole_clips.seconds_for(made.clips, plans, PROMPTS)
-        if self.quality is None and seconds > QUALITY_SECONDS:  # `auto` may take backends, and takes no cache
-            fewer = tuple(one for one in plans if not one.caches)
-            if any(one.approximate for one in fewer):
-                plans, seconds = fewer, whole_clips.seconds_for(made.clips, fewer, PROMPTS)
-        if self.quality is None and seconds > QUALITY_SECONDS:
-            told = f"clips of {PROMPTS} prompts were not compared: that would take about {duration(seconds)}"
+        def seconds(some: tuple[Contender, ...]) -> float:
+            return whole_clips.seconds_for(made.clips, some, PROMPTS)
+
+        wanted = self.asked_to_compare(plans)
+        chosen = self.compared(plans, seconds)
+        if wanted and not chosen:
+            told = (
+                f"clips of {PROMPTS} prompts were not compared: that would take about {duration(seconds(wanted[-1]))}"
+            )
             return results, replace(made, notes=(*made.notes, told))
+        if not chosen:
+            course.expect("prompts", ())
+            return results, made
         width, height, frames = self.subject.size
-
-        def tell(done: int, of: int, text: str) -> None:
-            self.tell(0.75 + 0.25 * done / of, text)
-
+        course.expect("prompts", [seconds(chosen) / _count(chosen)] * _count(chosen))
         found, notes = whole_clips.qualities(
             self.subject.model,
-            plans,
+            chosen,
             make,
             self.subject.prompts[:PROMPTS],
             self.subject.steps,
             f"{width}x{height}, {frames} frames, {self.subject.steps} steps",
-            tell=tell,
+            tell=lambda done, of, text: course.begin("prompts", done, text),
             should_stop=self.should_stop,
         )
         return results.with_qualities(found), replace(made, notes=(*made.notes, *notes))
+
+    def asked_to_compare(self, plans: tuple[Contender, ...]) -> list[tuple[Contender, ...]]:
+        """The plans whose clips of many prompts are to be compared, and fewer of them, should time be short: `auto` may
+        take backends, and takes no cache."""
+        if self.quality is False or (self.quality is None and self.quick):
+            return []
+        fewer = tuple(one for one in plans if not one.caches)
+        return [some for some in (plans, fewer) if any(one.approximate for one in some)]
+
+    def compared(
+        self, plans: tuple[Contender, ...], seconds: Callable[[tuple[Contender, ...]], float]
+    ) -> tuple[Contender, ...]:
+        """Those for which there is time, none where all take too long."""
+        asked = self.asked_to_compare(plans)
+        return next((some for some in asked if self.quality or seconds(some) <= QUALITY_SECONDS), ())
+
+
+def _count(plans: tuple[Contender, ...]) -> int:
+    """Clips of many prompts: the reference's, and those of each approximate plan."""
+    return PROMPTS * (1 + sum(one.approximate is not None for one in plans)) if plans else 0
 
 
 def raised(results: Results, rows: Iterable[Row]) -> tuple[Results, tuple[Row, ...]]:
@@ -223,11 +256,23 @@ def _share(results: Results, row: Row) -> Row:
     return replace(row, share_of_peak=row.teraflops / top) if top and row.teraflops is not None else row
 
 
+def reckoned(calls: Iterable[Call], results: Results, plan: Plan, steps: int) -> float:
+    """The same before anything was timed, by operations and the machine's peak."""
+    device = plan.stages[0].device.engaged if plan.stages else "cpu"
+    speed = (results.peak(device, "float32") or micro.ASSUMED) * 1e12 * micro.REACHED
+    return sum(call.flops * call.weight * passes(steps)[call.stage] for call in calls) / speed
+
+
+def passes(steps: int) -> dict[StageName, float]:
+    """How often each stage runs in a clip of so many guided steps."""
+    return {"text_encoder": 1.0, "transformer": 2.0 * steps, "vae": 1.0}
+
+
 def clip_seconds(rows: Iterable[Row], steps: int) -> float:
     """What a clip of so many guided steps takes with plain torch in float32, by its calls alone."""
-    passes = {"text_encoder": 1.0, "transformer": 2.0 * steps, "vae": 1.0}
     plain = (row for row in rows if row.verdict == "reference" and row.dtype == "float32" and row.time is not None)
-    return sum(row.time.median * row.call.weight * passes[row.call.stage] for row in plain if row.time is not None)
+    often = passes(steps)
+    return sum(row.time.median * row.call.weight * often[row.call.stage] for row in plain if row.time is not None)
 
 
 class Others:

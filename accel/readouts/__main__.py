@@ -22,6 +22,7 @@ from typing import Any
 from accel import threads
 from accel.benching.work import WORKS
 from accel.errors import AccelError
+from accel.figures import duration
 from accel.probe import probe
 from accel.readouts import words
 
@@ -80,8 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if sound else 1
 
 
-def _tell(done: float, text: str) -> None:
-    print(f"{done:4.0%}  {text}", file=sys.stderr, flush=True)
+def _tell(done: float, text: str, left: float | None = None) -> None:
+    end = "" if left is None or not 0 < done < 1 else f", about {duration(left)} left"
+    print(f"{done:4.0%}  {text}{end}", file=sys.stderr, flush=True)
 
 
 def _shape(name: str, frames: int | None) -> dict[str, Any]:

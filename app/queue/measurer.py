@@ -39,7 +39,7 @@ class Measurer:
         self._stopping, self._starting = stopping, starting
         self._lock = threading.Lock()
         self._state = Measuring()
-        self._begun = 0.0
+        self._begun = self._heard = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -48,7 +48,8 @@ class Measurer:
     @property
     def state(self) -> Measuring:
         """How the newest measurement stands."""
-        return self._state
+        now = self._state
+        return replace(now, waited=time.monotonic() - self._heard) if now.state == "running" else now
 
     def start(self, ask: MeasureAsk) -> int:
         """Begin; returns its number. Raises UsageError while another one is going on."""
@@ -80,7 +81,7 @@ class Measurer:
         try:
             with self._turn(self._wait_for_the_clip):
                 self._refuse_stopped()
-                self._begun = time.monotonic()
+                self._begun = self._heard = time.monotonic()
                 self._put(state="running", text="starting")
                 result = self._measure(ask)
             self._put(state="done", fraction=1.0, text="done", result=result)
@@ -145,8 +146,9 @@ class Measurer:
 
     def _hear(self, message: Message) -> None:
         if not self._stop.is_set() and self._state.state == "running":
-            elapsed = time.monotonic() - self._begun
-            self._put(fraction=float(message["fraction"]), text=str(message["text"]), elapsed=elapsed)
+            self._heard = time.monotonic()
+            elapsed, left = self._heard - self._begun, message["left"]
+            self._put(fraction=float(message["fraction"]), text=str(message["text"]), elapsed=elapsed, left=left)
 
     def _put(self, **changes: object) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ import numpy as np
 
 from accel.errors import AccelError
 from accel.measuring.clips import REFERENCE, Contender, Made, Make, contenders, race
+from accel.measuring.course import Tell
 from accel.measuring.run import Benchmark, Subject
 from accel.measuring.timing import Stopped
 from accel.readouts.results import AUTOMATIC, PROMPTS
@@ -25,7 +26,6 @@ from app.request import AccelPreferences, GenerationRequest
 
 LISTED = Path(__file__).resolve().parent.parent / "starter" / "prompts.json"
 
-Tell = Callable[[float, str], Any]
 ShouldStop = Callable[[], bool]
 
 

@@ -205,11 +205,11 @@ class Serving:
 
         mark, told = measuring_mark(message["number"]), 0.0
 
-        def tell(fraction: float, text: str) -> None:
+        def tell(fraction: float, text: str, left: float | None = None) -> None:
             nonlocal told
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
-                self._channel.send({"say": "measuring", "fraction": fraction, "text": text})
+                self._channel.send({"say": "measuring", "fraction": fraction, "text": text, "left": left})
 
         def stop() -> bool:
             return self._over.is_set() or mark in self._cancelled

@@ -14,6 +14,9 @@ from app.measuring import Measuring
         (Measuring(1, "bench", "running", 0.2, "fp8 at a linear", 60.0), "fp8 at a linear, about 4:00 min left"),
         (Measuring(1, "bench", "running", 0.1, "the machine's peak", 20.0), "the machine's peak"),
         (Measuring(1, "bench", "running", 1.0, "done", 20.0), "done"),
+        (Measuring(1, "bench", "running", 0.5, "a clip", 20.0, left=19.0), "a clip, about 19.0 s left"),
+        (Measuring(1, "bench", "running", 0.5, "a clip", 20.0, left=19.0, waited=4.0), "a clip, about 15.0 s left"),
+        (Measuring(1, "bench", "running", 0.5, "a clip", 20.0, left=19.0, waited=25.0), "a clip"),
         (Measuring(1, "bench", "waiting", 0.5, "waiting", 20.0), "waiting"),
     ],
 )

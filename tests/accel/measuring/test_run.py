@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import accel
 from accel import caches
 from accel.measuring import micro, run
 from accel.measuring.clips import Made
+from accel.measuring.course import Course
 from accel.measuring.run import Benchmark, Others, Subject, clip_seconds, raised
 from accel.measuring.timing import Stopped
 from accel.readouts import ranking, store
-from accel.readouts.results import PROMPTS, Peak, Place, Results
+from accel.readouts.results import PROMPTS, Peak, Place, Quality, Results
 from accel.types import Preferences
 from tests import builders
 from tests.accel.measuring.planted import CALL, row
@@ -56,9 +58,17 @@ def benchmark(folder: Path, pipeline: Any, subject_changes: dict[str, Any] | Non
 
 def test_what_was_measured_is_kept_and_decides_the_plan(tmp_path: Path, pipeline: Any) -> None:
     told: list[float] = []
-    results, made = benchmark(tmp_path, pipeline, tell=lambda done, text: told.append(done)).run()
+    left: list[float | None] = []
+
+    def tell(done: float, text: str, seconds: float | None = None) -> None:
+        told.append(done)
+        left.append(seconds)
+
+    results, made = benchmark(tmp_path, pipeline, tell=tell).run()
     assert told == sorted(told)
     assert told[-1] == 1.0
+    assert left[:2] == [None, None], "nothing can be reckoned before the calls and the peak are known"
+    assert all(seconds is not None and seconds > 0 for seconds in left[2:-1])
     assert store.load(HERE, tmp_path).current == results
     assert results.measurements == (made,)
     assert {one.dtype for one in results.peaks} == {"float32", "int8"}
@@ -91,6 +101,38 @@ def test_a_quick_one_makes_few_steps_compares_no_prompts_and_takes_known_peaks(t
     full, _ = benchmark(tmp_path, pipeline, quality=False).run()
     assert [one.quick for one in full.measurements] == [True, False], "both are kept"
     assert full.qualities == ()
+
+
+def test_what_it_will_take_is_reckoned_before_and_leaves_out_what_it_will_leave_out(
+    tmp_path: Path, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, list[list[float]]] = {}
+
+    class Listening(Course):
+        def expect(self, part: str, seconds: Iterable[float]) -> None:
+            said.setdefault(part, []).append(list(seconds))
+            super().expect(part, said[part][-1])
+
+    monkeypatch.setattr(run, "Course", Listening)
+    _, made = benchmark(tmp_path, pipeline, quick=True).run()
+    assert len(said["calls"][0]) == len({row.call.title for row in made.rows})
+    assert all(seconds > 0 for seconds in said["calls"][0])
+    assert [len(clips) for clips in said["clips"]] == [len(made.clips)] * 2
+    assert said["prompts"] == [[], []]
+    said.clear()
+    _, made = benchmark(tmp_path, pipeline).run()
+    assert [len(clips) for clips in said["clips"]] == [2 * len(made.clips)] * 2
+    assert len(said["prompts"][-1]) == PROMPTS * (1 + len({one.backend for one in made_qualities(tmp_path)}))
+    said.clear()
+    monkeypatch.setattr(run, "CLIP_SECONDS", {True: 0.0, False: 0.0})
+    benchmark(tmp_path, pipeline, quick=True).run()
+    assert said["clips"] == [[], []]
+
+
+def made_qualities(folder: Path) -> tuple[Quality, ...]:
+    kept = store.load(HERE, folder).current
+    assert kept is not None
+    return kept.qualities
 
 
 def test_what_would_take_too_long_is_left_out_and_said(

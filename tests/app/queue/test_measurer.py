@@ -33,7 +33,7 @@ class Measure:
 
     def __call__(self, ask: MeasureAsk, engine: Any, home: Home, tell: Any, should_stop: Any) -> dict[str, Any]:
         self.asked.append(ask)
-        tell(0.25, "a quarter")
+        tell(0.25, "a quarter", 90.0)
         self.begun.set()
         while not self.go_on.wait(0.01):
             if should_stop() and not self.deaf:
@@ -59,7 +59,10 @@ def test_it_is_begun_followed_and_answered(service: Service, measure: Measure) -
     assert service.measuring() == Measuring()
     assert service.measure(ASK) == 1
     until(lambda: service.measuring().fraction == 0.25)
-    assert service.measuring().text == "a quarter"
+    told = service.measuring()
+    assert (told.text, told.left) == ("a quarter", 90.0)
+    until(lambda: service.measuring().waited > told.waited)
+    assert told.words.startswith("a quarter, about 1:")
     assert service.snapshot().worker.state == "busy"
     with pytest.raises(UsageError, match="being measured already"):
         service.measure(ASK)

@@ -40,10 +40,14 @@ class Listening(StandIn):
         return super().generate(request, *more, **named)
 
 
+def quiet(done: float, text: str, left: float | None = None) -> None:
+    """Nobody listens."""
+
+
 def measure(ask: MeasureAsk, home: Home, engine: Engine | None = None, stop: Any = lambda: False) -> dict[str, Any]:
     told: list[float] = []
     engine = engine or StandIn(home)
-    found = measuring.measure(ask, engine, home, lambda done, text: told.append(done), stop)
+    found = measuring.measure(ask, engine, home, lambda done, text, left=None: told.append(done), stop)
     assert told == sorted(told)
     assert told
     return found
@@ -117,7 +121,7 @@ def test_a_benchmark_is_kept_in_the_data_folder_and_acts_on_plans(home: Home) ->
 @pytest.mark.usefixtures("hasty")
 def test_told_to_stop_it_says_so(home: Home) -> None:
     with pytest.raises(Cancelled, match="Stopped"):
-        measuring.measure(MeasureAsk("bench", REQUEST), StandIn(home), home, lambda done, text: None, lambda: True)
+        measuring.measure(MeasureAsk("bench", REQUEST), StandIn(home), home, quiet, lambda: True)
 
 
 def test_prompts_are_the_starters_and_twenty() -> None:
@@ -128,7 +132,7 @@ def test_prompts_are_the_starters_and_twenty() -> None:
 def test_what_can_not_be_measured_is_one_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "family_for", lambda name: replace(family_for("starter"), folder=None))
     with pytest.raises(CannotRunError, match="is not on this machine"):
-        measuring.measure(MeasureAsk("bench", REQUEST), StandIn(home), home, lambda done, text: None, lambda: False)
+        measuring.measure(MeasureAsk("bench", REQUEST), StandIn(home), home, quiet, lambda: False)
 
 
 def test_a_state_is_over_or_not() -> None:
