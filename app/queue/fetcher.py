@@ -18,7 +18,7 @@ from app.fetching import Fetching
 
 
 class Fetcher:
-    """`on_change` is called, by the fetching thread, when a fetch begins and when it is over."""
+    """`on_change` is called, by the fetching thread, when a fetch begins and when it is over, and by who forgets it."""
 
     def __init__(
         self, on_change: Callable[[], None], look_up: Callable[[str], tuple[str, Bring]] = how_to_fetch
@@ -51,6 +51,14 @@ class Fetcher:
     def stop(self) -> None:
         """Stop the one that is going on; returns at once."""
         self._stop.set()
+
+    def forget(self) -> None:
+        """Tell no more how the last one ended; one that is going on is left alone."""
+        with self._lock:
+            if not self._state.is_over or self._state.state == "none":
+                return
+            self._state = Fetching(self._state.number)
+        self._on_change()
 
     def close(self) -> None:
         """Stop, and return when it has."""

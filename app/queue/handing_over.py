@@ -44,7 +44,7 @@ GREETING_BYTES = 1024
 CALLS = (
     "submit", "want", "get", "snapshot", "move", "hold", "remove", "undo", "duplicate", "retry", "cancel", "history",
     "known", "plan", "estimate", "doctor", "accelerators", "readouts", "measure", "measuring",
-    "stop_measuring", "fetch", "fetching", "stop_fetching", "preferences", "set_preferences",
+    "stop_measuring", "fetch", "fetching", "stop_fetching", "forget_fetch", "preferences", "set_preferences",
 )  # fmt: skip
 _SLOW = ("plan", "estimate", "doctor", "accelerators", "readouts", "set_preferences")
 
@@ -264,6 +264,9 @@ class RemoteService(Service):
 
     def stop_fetching(self) -> None:
         self._call("stop_fetching")
+
+    def forget_fetch(self) -> None:
+        self._call("forget_fetch")
 
     def preferences(self) -> AccelPreferences:
         return self._call("preferences")

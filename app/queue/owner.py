@@ -221,6 +221,9 @@ class LocalService(Service):
     def stop_fetching(self) -> None:
         self._fetcher.stop()
 
+    def forget_fetch(self) -> None:
+        self._fetcher.forget()
+
     def preferences(self) -> AccelPreferences:
         stored = self._queue.fact("accelerators")
         known = {name: value for name, value in (stored or {}).items() if name in AccelPreferences.model_fields}

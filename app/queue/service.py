@@ -280,6 +280,10 @@ class Service(ABC):
     def stop_fetching(self) -> None:
         """Stop it soon; returns at once. What came is kept."""
 
+    @abstractmethod
+    def forget_fetch(self) -> None:
+        """Tell no more how the last fetch ended; one that is going on is left alone."""
+
     # -- preferences --
 
     @abstractmethod

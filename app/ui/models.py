@@ -45,13 +45,13 @@ def build(context: Context) -> TabParts:
         use = gr.Button("Use in Create", scale=0, min_width=120, size="sm", elem_id="kt-use-model")
         fetch = gr.Button("Fetch", scale=0, min_width=100, size="sm", elem_id="kt-fetch-model")
     panel = actions("", script("readouts.js"), server_functions=[progress], elem_id="kt-fetch")
-    listed = actions('<p class="kt-quiet">Looking …</p>', elem_id="kt-models")
+    listed = actions('<p class="kt-quiet">Looking …</p>', script("models.js"), elem_id="kt-models")
     shown = [seen, panel, listed]
     to_create = [*context.form.components, context.tabs]
     context.version.change(tab.refresh, [seen], shown, trigger_mode="always_last", **HEARD)
-    panel.click(told(tab.stop), None, shown, **HEARD)
+    panel.click(told(tab.act), None, shown, **HEARD)
     panel.apply(tab.show, None, shown, **HEARD)
-    listed.click(told(tab.fetch_listed), None, shown, **HEARD)
+    listed.click(told(tab.act), None, shown, **HEARD)
     listed.apply(told(tab.use_listed), [*context.form.components], to_create, **HEARD)
     fetch.click(told(tab.fetch_typed), [other], shown, **HEARD)
     use.click(told(tab.use), [other, *context.form.components], to_create, **HEARD)
@@ -72,7 +72,8 @@ class _Tab:
         except KinetileError as error:
             state = Fetching(state="failed", error=str(error))
         rows = [catalogue.listed(family) for family in self.context.families]
-        return [(state.number, state.state), panel_html(state), list_html(rows, state)]
+        panel = panel_html(state, {row.name for row in rows})
+        return [(state.number, state.state), panel, list_html(rows, state)]
 
     def refresh(self, seen: tuple[int, str]) -> list[Any]:
         """After something changed: a fetch began or ended, in this browser or another one."""
@@ -93,17 +94,26 @@ class _Tab:
 
     def fetch_typed(self, model: str) -> list[Any]:
         """Begin to fetch the model that was typed."""
-        self.context.service.fetch(written(model))
+        return self._begin(written(model))
+
+    def act(self, event: gr.EventData) -> list[Any]:
+        """A button of the panel or of the list: fetch that model, end the fetch (what came is kept), or tell no more
+        how the last one ended.
+        """
+        data, service = read_data(event), self.context.service
+        match data.get("do"):
+            case "fetch":
+                return self._begin(data.get("name", ""))
+            case "stop":
+                service.stop_fetching()
+            case "dismiss":
+                service.forget_fetch()
         return self.show()
 
-    def fetch_listed(self, event: gr.EventData) -> list[Any]:
-        """Begin to fetch a model of the list."""
-        self.context.service.fetch(read_data(event).get("name", ""))
-        return self.show()
-
-    def stop(self) -> list[Any]:
-        """End the fetch; what came is kept."""
-        self.context.service.stop_fetching()
+    def _begin(self, model: str) -> list[Any]:
+        """Whatever comes of it, the last fetch is told of no more: what is refused now would stand beside it."""
+        self.context.service.forget_fetch()
+        self.context.service.fetch(model)
         return self.show()
 
     def use_listed(self, event: gr.EventData, *values: Any) -> list[Any]:
@@ -114,6 +124,7 @@ class _Tab:
         """Open Create with that model and its own sizes and steps; the prompt stays. Raises UsageError for what is no
         model, and for a repository that must be fetched first.
         """
+        self.context.service.forget_fetch()
         name = written(model)
         if name.startswith(resolving.HUB) and catalogue.missing([name]):
             raise UsageError(f"{name} is not on this machine, or not all of it: press Fetch first.")

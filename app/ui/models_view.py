@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from app.catalogue import Listed, download_text
 from app.fetching import Fetching
@@ -16,8 +16,8 @@ ABOUT = (
 WORDS = {"here": "on this machine", "partly": "partly on this machine", "not here": "not on this machine"}
 
 
-def panel_html(state: Fetching) -> str:
-    """How far the fetch is, or how the last one ended."""
+def panel_html(state: Fetching, listed: Container[str] = ()) -> str:
+    """How far the fetch is, or how the last one ended: that of a model in `listed` is told in its own row."""
     if not state.is_over:
         percent = round(state.progress.fraction * 100)
         return (
@@ -27,9 +27,20 @@ def panel_html(state: Fetching) -> str:
             f'<span class="kt-bar" role="progressbar" aria-label="Fetching {escaped(state.title)}" '
             f'aria-valuenow="{percent}"><i style="width: {percent}%"></i></span></div>{button("Stop", "stop")}</div>'
         )
+    return "" if state.model in listed else ended_html(state)
+
+
+def ended_html(state: Fetching) -> str:
+    """How a fetch ended, naming its model, until it is dismissed; empty where there was none."""
     if state.state == "done":
-        return f'<p class="kt-said" role="status">{escaped(state.title)} is on this machine now.</p>'
-    return sentences_html([state.error], "bad" if state.state == "failed" else "note") if state.error else ""
+        said = f'<p class="kt-said">{escaped(state.title)} is on this machine now.</p>'
+    elif state.error:
+        failed = state.state == "failed"
+        what = f"{state.title} was not fetched: " if failed and state.title else ""
+        said = sentences_html([what + state.error], "bad" if failed else "note")
+    else:
+        return ""
+    return f'<div class="kt-ended" role="status">{said}{button("Dismiss", "dismiss")}</div>'
 
 
 def progress_words(state: Fetching) -> str:
@@ -52,11 +63,12 @@ def _row(row: Listed, state: Fetching) -> str:
     facts = [row.licence, size, row.repo]
     said = " · ".join(escaped(fact) for fact in facts if fact)
     lacks = sentences_html([row.remedy]) if row.state == "partly" else ""
+    ended = ended_html(state) if state.is_over and state.model == row.name else ""
     return (
         f'<li class="kt-item"><div class="kt-what"><span class="kt-name">{escaped(row.title)}</span>'
         f'<span class="kt-quiet">{escaped(row.summary)}</span><span class="kt-facts">{said}</span>{lacks}</div>'
         f'<span class="kt-state">{escaped(_state(row))}</span>'
-        f'<div class="kt-buttons">{_buttons(row, state)}</div></li>'
+        f'<div class="kt-buttons">{_buttons(row, state)}</div>{ended}</li>'
     )
 
 

@@ -97,6 +97,20 @@ def test_a_stop_and_the_end_of_the_owner_both_end_it() -> None:
     assert slow.fetcher.state.state == "stopped"
 
 
+def test_how_a_fetch_ended_is_told_until_somebody_has_read_it() -> None:
+    slow = Slow()
+    slow.error = CannotRunError("The disk is full.")
+    slow.fetcher.start("wan")
+    slow.fetcher.forget()
+    assert slow.fetcher.state.state == "running"  # that is another matter
+    slow.end.set()
+    until(lambda: slow.fetcher.state.is_over)
+    slow.fetcher.forget()
+    slow.fetcher.forget()
+    assert slow.fetcher.state == Fetching(1)
+    assert [one.state for one in slow.changes] == ["running", "failed", "none"]
+
+
 def test_another_process_asks_the_owner(home: Home, hub: Hub, cache: Path) -> None:  # noqa: F811
     hub.files, hub.delay = model(2_000_000), 0.005
     with open_service(home) as owner:
@@ -109,6 +123,8 @@ def test_another_process_asks_the_owner(home: Home, hub: Hub, cache: Path) -> No
         client.stop_fetching()
         until(lambda: client.fetching().is_over)
         assert owner.fetching().state == "stopped"
+        client.forget_fetch()
+        assert owner.fetching() == Fetching(number)
         assert not in_cache(hub.repo, cache).is_whole
         hub.delay = 0.0
         assert owner.fetch(f"hf:{hub.repo}") == number + 1

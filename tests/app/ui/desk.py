@@ -188,6 +188,11 @@ class Desk(Service):
         self.version += 1
         self.fetched = dataclasses.replace(self.fetched, state="stopped", error="Stopped.")
 
+    def forget_fetch(self) -> None:
+        if self.fetched.is_over:
+            self.version += 1
+            self.fetched = Fetching(self.fetched.number)
+
     def preferences(self) -> AccelPreferences:
         return self._preferences
 

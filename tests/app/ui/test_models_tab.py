@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +52,7 @@ def test_how_a_fetch_stands_is_told_and_escaped() -> None:
     assert "Stop" in running
     assert "<Wan> is on this machine now." in Reader(panel_html(replace(RUNNING, state="done"))).text
     failed = Reader(panel_html(replace(RUNNING, state="failed", error="<The disk is full.>"))).text
-    assert failed.strip() == "<The disk is full.>"
+    assert failed.startswith("<Wan> was not fetched: <The disk is full.>")
     assert panel_html(Fetching()) == ""
 
 
@@ -111,8 +113,49 @@ def test_the_list_changes_with_the_fetch_only(desk: Desk) -> None:
     desk.fetch("wan2.1-t2v-1.3b")
     assert "wan2.1-t2v-1.3b" in tab.refresh(seen)[1]
     assert tab.progress()["over"] is False
-    tab.stop()
+    tab.act(pressed(do="stop"))
     assert tab.progress()["over"] is True
+
+
+def pressed(**data: str) -> Any:
+    """The event of a button that carries these data."""
+    return SimpleNamespace(_data=data)
+
+
+def test_how_a_fetch_ended_is_told_once_until_the_next_action(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the row of a model of the list, else in the panel; dismissed, or gone with whatever is done next, also where
+    that is refused.
+    """
+
+    def refuse(model: str) -> int:
+        raise UsageError(f"{model} is no model.")
+
+    monkeypatch.setattr(desk, "fetch", refuse)
+    tab = _Tab(Context(desk, desk.home))
+    away = next(family for family in all_families() if family.repos)
+    ended = {
+        "listed": Fetching(1, away.name, away.title, "failed", error="The network is away."),
+        "typed": Fetching(1, "hf:a/b", "a/b", "failed", error="The network is away."),
+    }
+    acts: tuple[Callable[[], Any], ...] = (
+        lambda: tab.act(pressed(do="dismiss")),
+        lambda: tab.act(pressed(do="fetch", name=away.name)),
+        lambda: tab.fetch_typed("hf:a/b"),
+        lambda: tab.use("hf:nonsense"),
+    )
+    for where, state in ended.items():
+        desk.fetched = state
+        _, panel, rows = tab.show()
+        said = f"{state.title} was not fetched: The network is away."
+        assert (said in Reader(panel).text, said in Reader(rows).text) == (where == "typed", where == "listed")
+        for act in acts:
+            desk.fetched = state
+            with contextlib.suppress(UsageError):
+                act()
+            assert all("The network is away." not in part for part in tab.show()[1:])
+    desk.fetched = RUNNING
+    tab.act(pressed(do="dismiss"))
+    assert desk.fetched == RUNNING
 
 
 # -- a page of its own --
@@ -196,10 +239,33 @@ def test_what_became_of_a_fetch_is_in_sight_of_its_button(
     assert in_sight(page, "#kt-fetch-model")
     last = page.page.locator("#kt-models").get_by_role("button", name="Fetch:").last
     last.click(timeout=PATIENCE)
-    page.page.locator("#kt-fetch .kt-sentences").wait_for(timeout=PATIENCE)
-    assert in_sight(page, "#kt-fetch .kt-sentences")
-    assert in_sight(page, "#kt-models li:last-child button")
+    ended = page.page.locator("#kt-models li:last-child .kt-ended")
+    ended.get_by_text(" was not fetched: ").wait_for(timeout=PATIENCE)
+    assert in_sight(page, "#kt-models li:last-child .kt-ended")
+    assert in_sight(page, "#kt-models li:last-child button[data-do=fetch]")
+    assert not page.page.locator("#kt-fetch").inner_text().strip()
+    page.open().show("Models")
+    ended.get_by_role("button", name="Dismiss").click(timeout=PATIENCE)
+    ended.wait_for(state="detached")
     context.close()
+
+
+def test_a_failure_of_what_was_typed_covers_no_row_and_goes_with_the_next_action(page: Tab, hub: Hub) -> None:  # noqa: F811
+    hub.files = {}
+    page.show("Models")
+    other = page.page.locator("#kt-other-model textarea, #kt-other-model input")
+    other.fill(hub.repo)
+    page.page.locator("#kt-fetch-model").click()
+    said = page.page.locator("#kt-fetch .kt-ended")
+    said.get_by_text(f"{hub.repo} was not fetched: ").wait_for(timeout=PATIENCE)
+    page.page.locator("#kt-models li:last-child").scroll_into_view_if_needed()
+    box = said.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 0, "it stays over the rows"
+    other.fill("hf:nonsense")
+    page.page.locator("#kt-use-model").click()
+    page.page.get_by_text("is no repository").first.wait_for()
+    said.wait_for(state="detached")
 
 
 def in_sight(page: Tab, selector: str) -> bool:
