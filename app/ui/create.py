@@ -25,6 +25,7 @@ from app.ui.live import Live
 from app.ui.rows import HEARD
 from app.ui.saved import restored
 from app.ui.sizes import ASPECTS, CUSTOM, QUALITIES, choice_of, size_of
+from app.ui.starter_words import is_shown, words_field
 
 ASSETS = Path(__file__).parent / "assets"
 STORE = "kinetile-form"
@@ -65,6 +66,7 @@ def _form(context: Context) -> dict[str, Any]:
         label="Prompt", lines=3, max_lines=8, placeholder="a yellow rocket flies over a green hill", elem_id="kt-prompt"
     )
     made["tokens"] = gr.HTML("", elem_id="kt-tokens", apply_default_css=False)
+    made["words"] = words_field(defaults["model"])
     made["negative_prompt"] = gr.Textbox(label="Negative prompt", lines=1, max_lines=4, elem_id="kt-negative")
     made |= brought.picture_fields(context, defaults)
     with gr.Row(elem_classes=["kt-fields", "kt-size"]):
@@ -169,7 +171,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
     gr.on([parts["aspect"].input, parts["quality"].input], told(_sized), by_choice, size, **HEARD)
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **HEARD)
-    by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras")]
+    by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras", "words")]
     brings = [parts[name] for name in ("model", "image", "last_image", "loras")]
     parts["model"].change(told(_possible), brings, by_model, **HEARD)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
@@ -217,13 +219,16 @@ def _defaults_of(model: str, *values: Any) -> list[Any]:
 
 
 def _possible(model: str, *brought_along: str) -> list[Any]:
-    """What can be chosen of scheduler, shift and second guidance, and which of pictures and LoRAs can be given."""
+    """What can be chosen of scheduler, shift and second guidance, which of pictures and LoRAs can be given, and whether
+    the words are shown that only the starter is bound to.
+    """
     family = family_for(model)
     return [
         gr.update(choices=list(family.schedulers)),
         gr.update(visible="shift" in family.takes),
         gr.update(visible=family.defaults.guidance_2 is not None),
         *brought.possible(family, *brought_along),
+        gr.update(visible=is_shown(family.name)),
     ]
 
 
