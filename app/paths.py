@@ -64,6 +64,11 @@ class Home:
         return self._folder("cache")
 
     @property
+    def latents(self) -> Path:
+        """Final latents of clips that are not saved yet, or could not be."""
+        return self._folder("latents")
+
+    @property
     def database(self) -> Path:
         """The queue's SQLite file (its folder exists, the file may not)."""
         return self._folder("") / "kinetile.sqlite3"

@@ -81,6 +81,7 @@ class StageClock:
         self._entered = now()
         self._spent: dict[Stage, float] = {}
         self._done: set[Stage] = set()
+        self._skipped: set[Stage] = set()
         self._step = 0
         self._steps = 1
         self._fraction = 0.0
@@ -114,6 +115,10 @@ class StageClock:
         self._stage = None
         self._entered = moment
 
+    def skip(self, stage: Stage) -> None:
+        """This clip does without that stage."""
+        self._skipped.add(stage)
+
     def advance(self, step: int) -> None:
         """`step` steps of the running stage are done."""
         self._step = min(step, self._steps)
@@ -139,6 +144,9 @@ class StageClock:
 
     def _weights(self) -> dict[Stage, float]:
         """Seconds of an earlier clip where it tells all of them, else the fixed shares."""
+        return {**self._usual_weights(), **dict.fromkeys(self._skipped, 0.0)}
+
+    def _usual_weights(self) -> dict[Stage, float]:
         if all(TIMING_KEYS[stage] in self._earlier for stage in ("text", "denoising", "decoding")):
             seconds = {stage: self._earlier.get(TIMING_KEYS[stage], 0.0) for stage in STAGES}
             return {**seconds, "compiling": 0.0}
@@ -163,6 +171,8 @@ class StageClock:
 
     def _expected(self, stage: Stage) -> float | None:
         """Seconds of a whole stage: as an earlier clip took, else its usual share of what denoising takes."""
+        if stage in self._skipped:
+            return 0.0
         known = self._earlier.get(TIMING_KEYS[stage])
         if stage == "compiling":
             return known if self._stage == stage else 0.0

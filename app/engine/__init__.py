@@ -25,6 +25,7 @@ from accel.finite import NonFiniteError, check_frames
 from app.engine import acceleration, loading, several, single_file
 from app.engine.alone import Alone
 from app.engine.calling import arguments_for, scheduler_for, to_frames
+from app.engine.kept import Kept, key_of
 from app.engine.loras import Adapters
 from app.engine.pictures import given
 from app.engine.preview import LatentColours
@@ -50,7 +51,7 @@ class Clip:
     frames: uint8 (frames, height, width, 3) RGB. plan and report: what accel engaged and what it served, as JSON-able
     data. timings: seconds of load, text, denoise, decode and total. tokens: {"used", "total", "limit"} of the prompt,
     empty when unknown. pictures: PNG files of the pictures that the model was given, by the request's field. memory:
-    peak bytes of other processes that made it.
+    peak bytes of other processes that made it. latents: the file that keeps its latents until it is saved.
     """
 
     frames: Frames
@@ -63,6 +64,7 @@ class Clip:
     tokens: dict[str, int] = field(default_factory=dict)
     pictures: dict[str, bytes] = field(default_factory=dict)
     memory: int = 0
+    latents: Path | None = None
 
 
 @dataclass
@@ -119,13 +121,16 @@ class Engine:
         previews: bool = False,
         recorded_plan: Mapping[str, Any] | None = None,
         expected: Mapping[str, float] | None = None,
+        keeps: bool = False,
     ) -> Clip:
         """Make one clip.
 
         `on_progress` is called at every step, in this thread; `should_stop` often: between components while loading,
         between blocks of the text encoder and transformer, between decoded latent frames. `previews` adds pictures to
         some messages. `recorded_plan` is the plan in an earlier clip's metadata: what of it can run here is used
-        again. `expected` are the timings to reckon with until this engine has made such a clip itself.
+        again. `expected` are the timings to reckon with until this engine has made such a clip itself. `keeps`: whether
+        its final latents stay in the data folder, until who asked for it removes `Clip.latents`, and whether those that
+        an earlier try left are used.
 
         Raises Cancelled when `should_stop` said so, UsageError for a request that no adjustment can save,
         CannotRunError when this machine can't (model not whole, forced accelerator), JobFailedError when the clip
@@ -134,7 +139,7 @@ class Engine:
         if not self._busy.acquire(blocking=False):
             raise JobFailedError("The engine is already making a clip: wait for it, or use a second engine.")
         try:
-            return self._generate(request, on_progress, should_stop, previews, recorded_plan, expected or {})
+            return self._generate(request, on_progress, should_stop, previews, recorded_plan, expected or {}, keeps)
         finally:
             self._busy.release()
 
@@ -146,6 +151,7 @@ class Engine:
         previews: bool,
         recorded_plan: Mapping[str, Any] | None,
         expected: Mapping[str, float],
+        keeps: bool,
     ) -> Clip:
         family = family_for(request.model)
         normalised, pictures = given(family.normalise(request), self._home)
@@ -159,6 +165,8 @@ class Engine:
         decision = self._ranks.decide(family, request, recorded_plan, self._cache)
         key = (family.name, _on_disk(family), decision.identity, decision.serves(request))
         kind = (*key, request.width, request.height, request.frames)
+        if keeps and (folder := self._folder_of_latents()) is not None:
+            run.kept = Kept(folder, key_of(request, key[:2], decision, files, pictures))
         self._expect(run.clock, key, kind, expected)
         run.tell()
         failure: KinetileError | None = None
@@ -175,14 +183,17 @@ class Engine:
             self._tidy(failure)
             raise failure
         run.clock.leave()
-        timings = self._earlier[kind] = run.clock.timings()
+        timings = run.clock.timings()
+        if "denoise" in timings:
+            self._earlier[kind] = timings
         tokens = normalised.prompt_tokens
         counts = {} if tokens is None else {"used": tokens.used, "total": tokens.total, "limit": tokens.limit}
         fps = float(request.fps or family.defaults.fps)
         report |= {"loras": run.acting} if run.acting else {}
         report |= {"ran_on": decision.ran_on} if decision.ran_on else {}
         adjustments, carried = (*normalised.adjustments, *run.left_out), pictures.as_files()
-        return Clip(frames, fps, request, adjustments, decision.data, report, timings, counts, carried)
+        latents = None if run.kept is None else run.kept.path
+        return Clip(frames, fps, request, adjustments, decision.data, report, timings, counts, carried, latents=latents)
 
     def _loaded_and_made(
         self, key: tuple[Any, ...], decision: acceleration.Decision, run: Run
@@ -241,9 +252,12 @@ class Engine:
         """Frames and report; numbers that are none get one more try on the reference backends."""
         backends = loaded.engaged.backends
         try:
-            return self._attempt(loaded, run, backends), self._ranks.signs(loaded.engaged.report())
+            frames = self._attempt(loaded, run, backends)
+            report = self._ranks.signs(loaded.engaged.report())
+            return frames, report if run.kept is None else run.kept.completed(report)
         except NonFiniteError as error:
             first = _found(error, run.steps)  # the text alone: the error's frames hold the latents
+            run.drop_kept()
         if not loaded.engaged.accelerated:
             raise JobFailedError(f"{first}, with {backends}, so no clip was saved: try another seed or less guidance.")
         with loaded.engaged.reference():
@@ -268,25 +282,15 @@ class Engine:
         # The accelerators ask the loaded one for its step, whichever of the two runs.
         pipeline.scheduler = loaded.pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
         loaded.engaged.begin_clip()
-        colours = (lambda: self._colours(loaded, run.family)) if run.previews else None
-        watcher = Watcher(
-            pipeline,
-            clock,
-            run.steps,
-            self._ranks,
-            should_stop=run.should_stop,
-            on_progress=run.on_progress,
-            colours=colours,
-            backends=backends,
-            called_back=run.family.callback,
-            first=run.pictures.first,
-            layout=run.layout(pipeline.vae) if run.previews else None,
-        )
         clock.enter("text")
         run.tell()
         try:
             with self._ranks.section():
-                with self._ranks.shared(pipeline, several.is_guided(request)), watcher:
+                if run.kept is not None and self._ranks.resumes(run.kept.is_found()):
+                    run.goes_on()
+                watcher = self._watcher(loaded, run, pipeline, backends)
+                shared = self._ranks.shared(pipeline, several.is_guided(request))
+                with shared, watcher, run.keeping(pipeline, watcher, loaded.engaged.report):
                     arguments = arguments_for(pipeline, run.family, request, watcher.step_end, run.pictures.by_field)
                     if not self._ranks.first:
                         pipeline(**{**arguments, "output_type": "latent"})
@@ -303,6 +307,22 @@ class Engine:
         run.tell()
         return frames
 
+    def _watcher(self, loaded: _Loaded, run: Run, pipeline: Any, backends: str) -> Watcher:
+        return Watcher(
+            pipeline,
+            run.clock,
+            run.steps,
+            self._ranks,
+            should_stop=run.should_stop,
+            on_progress=run.on_progress,
+            colours=(lambda: self._colours(loaded, run.family)) if run.previews else None,
+            backends=backends,
+            called_back=run.family.callback,
+            first=run.pictures.first,
+            layout=run.layout(pipeline.vae) if run.previews else None,
+            denoises=run.kept is None or not run.kept.is_used,
+        )
+
     def _colours(self, loaded: _Loaded, family: Family) -> LatentColours | None:
         """The preview's colours of the loaded VAE, made when first wanted; None for a VAE that has no such latents."""
         if loaded.colours is None and family.folder is not None:
@@ -317,6 +337,12 @@ class Engine:
         """The folder for what can be made again, None where there is none to write in."""
         try:
             return None if self._home is None else self._home.cache
+        except CannotRunError:
+            return None
+
+    def _folder_of_latents(self) -> Path | None:
+        try:
+            return None if self._home is None else self._home.latents
         except CannotRunError:
             return None
 

@@ -44,6 +44,10 @@ class Alone:
         """Whether to stop here, asked between blocks: the same answer on all ranks that share a forward's tokens."""
         return stop
 
+    def resumes(self, found: bool) -> bool:
+        """Whether the clip goes on from kept latents: where the first rank `found` some."""
+        return found
+
     def shared(self, pipeline: Any, guided: bool) -> contextlib.AbstractContextManager[None]:
         """While entered, the forwards of `pipeline`, whose accelerators are in, are dealt out."""
         return contextlib.nullcontext()

@@ -2,13 +2,15 @@
 
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.engine import loading
+from app.engine.kept import Kept
 from app.engine.latents import Layout
 from app.engine.pictures import Given
-from app.engine.watcher import Stop
+from app.engine.watcher import Stop, Watcher
 from app.errors import JobFailedError
 from app.loras import LoraFile
 from app.models.base import Family
@@ -34,6 +36,8 @@ class Run:
     acting: list[dict[str, Any]] = field(default_factory=list)
     """What of the LoRAs acts, for the report."""
     left_out: tuple[Adjustment, ...] = ()
+    kept: Kept | None = None
+    """Where its final latents are kept; None: nowhere."""
 
     @property
     def steps(self) -> int:
@@ -49,6 +53,22 @@ class Run:
         """A loaded pipeline as the one that makes this clip."""
         settings = self.family.image_settings if self.request.image else {}
         return loading.as_kind(pipeline, self.family.pipeline_for(self.request), settings)
+
+    def keeping(self, pipeline: Any, watcher: Watcher, report: Callable[[], Any]) -> AbstractContextManager[None]:
+        """While entered, what is decoded is kept, where anything is."""
+        return nullcontext() if self.kept is None else self.kept.around(pipeline, watcher.begin_decoding, report)
+
+    def goes_on(self) -> None:
+        """From the latents that an earlier try kept."""
+        assert self.kept is not None
+        self.kept.is_used = True
+        self.clock.skip("denoising")
+
+    def drop_kept(self) -> None:
+        """Its latents are no good, and what is made instead is not kept."""
+        if self.kept is not None:
+            self.kept.forget()
+        self.kept = None
 
     def tell(self) -> None:
         if self.on_progress is not None:
@@ -83,6 +103,8 @@ class Run:
             text = f"Out of memory while {self.place()} ({size}): {advice}"
         else:
             text = f"The clip failed while {self.place()} ({size}): {reason}"
+        if self.kept is not None and self.kept.told:
+            text += ("" if text.endswith(".") else ".") + f" {self.kept.told}"
         failure = JobFailedError(text)
         failure.detail = "".join(traceback.format_exception(error))  # type: ignore[attr-defined]
         failure.out_of_memory = out_of_memory  # type: ignore[attr-defined]

@@ -81,10 +81,17 @@ class Together(Alone):
         self.meet(False)
 
     def meet(self, stop: bool) -> None:
-        found = self._exchange({"is": "stopped" if stop else "going on"})
+        self._meet({"is": "stopped" if stop else "going on"})
+
+    def resumes(self, found: bool) -> bool:
+        return bool(self._meet({"is": "going on", "found": found})[0].get("found"))
+
+    def _meet(self, word: Word) -> list[Word]:
+        """What every rank said, all of them going on. Raises what one that is not tells of."""
+        found = self._exchange(word)
         worst = max(found, key=lambda word: _ORDER.index(word["is"]))
         if worst["is"] == "going on":
-            return
+            return found
         self._left = True
         if worst["is"] == "stopped":
             raise Stop

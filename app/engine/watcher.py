@@ -52,10 +52,12 @@ class Watcher:
         called_back: bool = True,
         first: Any = None,
         layout: Layout | None = None,
+        denoises: bool = True,
     ) -> None:
         """`ranks`: who else makes this clip. `called_back`: whether the pipeline calls `step_end`; if not, its
         scheduler's steps are counted. `first`: the picture (PIL) that the clip begins with. `layout`: how previews read
-        the latents; None: no previews.
+        the latents; None: no previews. `denoises`: not where the clip goes on from kept latents; what its steps give is
+        nothing then.
         """
         self._pipeline, self._clock, self._steps, self._ranks = pipeline, clock, steps, ranks
         self._should_stop, self._on_progress, self._colours = should_stop, on_progress, colours
@@ -66,6 +68,7 @@ class Watcher:
         self._frames_begun = 0
         self._called_back = called_back
         self._layout = layout
+        self._denoises = denoises
         # Such pipelines put the first picture's latents in by themselves, and never denoise those of the callback.
         self._first = first if getattr(pipeline.config, "expand_timesteps", False) else None
 
@@ -100,6 +103,9 @@ class Watcher:
 
     def step_end(self, pipeline: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         """diffusers' `callback_on_step_end`. Raises Stop, or NonFiniteError naming the step and `backends`."""
+        if not self._denoises:
+            self._ranks.meet(self._asked())
+            return tensors
         latents = tensors["latents"]
         check_latents(latents, index + 1, self._backends)
         if self._clock.stage != "denoising":
@@ -107,10 +113,15 @@ class Watcher:
         self._clock.advance(index + 1)
         self._tell(self._preview(index, latents))
         if index + 1 >= self._steps:
-            self._clock.enter("decoding", latents.shape[2] if latents.ndim == 5 and self._decodes_by_frame() else 1)
-            self._tell()
+            self.begin_decoding(latents)
         self._ranks.meet(self._asked())
         return tensors
+
+    def begin_decoding(self, latents: Any) -> None:
+        """What comes is decoding, of these latents."""
+        if self._clock.stage != "decoding":
+            self._clock.enter("decoding", latents.shape[2] if latents.ndim == 5 and self._decodes_by_frame() else 1)
+            self._tell()
 
     def _watch_scheduler(self) -> None:
         """For pipelines without a callback: what their scheduler makes of a step is the step's end."""

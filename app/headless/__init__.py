@@ -28,7 +28,7 @@ from app.interrupt import Interrupts
 from app.presets import FIRST, encode_code, read_source
 from app.queue.service import Service, open_service
 from app.remote.cluster import Address, Cluster, connect
-from app.worker.render import versions
+from app.versions import versions
 
 MAX_PROBLEMS = 20
 """Most mistakes told at once."""

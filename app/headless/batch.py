@@ -27,8 +27,8 @@ from app.queue.jobs import Job, JobSpec
 from app.queue.keeper import error_from
 from app.request import Assignment, GenerationRequest, canonical
 from app.strict_json import short
+from app.versions import versions
 from app.video import outputs
-from app.worker.render import versions
 
 MAX_CLIPS = 10_000
 """Most clips of one run: a small file can ask for ten million."""

@@ -41,6 +41,7 @@ class WorkerEngine(Engine):
         previews: bool = False,
         recorded_plan: Mapping[str, Any] | None = None,
         expected: Mapping[str, float] | None = None,
+        keeps: bool = False,
     ) -> Clip:
         if request.accel.gpus == 1:
             if self.team is not None:
@@ -52,6 +53,7 @@ class WorkerEngine(Engine):
                 previews=previews,
                 recorded_plan=recorded_plan,
                 expected=expected,
+                keeps=keeps,
             )
         seeded = request.expand()[0]  # a random seed must be the same one for all ranks
         family = family_for(request.model)
@@ -61,4 +63,4 @@ class WorkerEngine(Engine):
             self.close()
             self.team = self._make_team(self._place, decision.shared.devices)
         told, asked = on_progress or (lambda progress: None), should_stop or (lambda: False)
-        return self.team.generate(seeded, decision, told, asked, previews, expected or {})
+        return self.team.generate(seeded, decision, told, asked, previews, expected or {}, keeps)

@@ -245,7 +245,7 @@ def _answered(message: Message, find: Callable[[], Any]) -> Message:
 def _result(made: Rendered) -> Message:
     """A JobResult as data."""
     plan, report = plain(made.clip.plan), plain(made.clip.report)
-    warnings = (*made.warnings, *filter(None, [report.get("retried")]))
+    warnings = (*made.warnings, *filter(None, [report.get("retried"), report.get("resumed")]))
     found: Message = to_data(JobResult(made.path, made.poster, plan, report, made.timings, warnings))
     return found
 

@@ -3,7 +3,7 @@
 Started by `team`, which says by the environment who is who, and speaks `wire` over standard input and output. It ends
 when the one that started it is gone.
 
-    in    generate (job, request, plan, ran_on, previews, expected, frames), cancel (job), quit
+    in    generate (job, request, plan, ran_on, previews, expected, keeps, frames), cancel (job), quit
     out   hello, alive (ticks), progress, trouble, done, failed, cancelled
 """
 
@@ -134,7 +134,8 @@ class Rank:
         said: Message
         try:
             previews = first and bool(message["previews"])
-            clip = engine.generate(request, progress, self._stops, previews=previews, expected=message["expected"])
+            options = {"expected": message["expected"], "keeps": bool(message["keeps"])}
+            clip = engine.generate(request, progress, self._stops, previews=previews, **options)
             said = {"say": "done", "memory": peak_memory()}
             if first:
                 np.save(message["frames"], clip.frames)
@@ -172,6 +173,7 @@ def clip_to_data(clip: Clip) -> dict[str, Any]:
         "timings": clip.timings,
         "tokens": clip.tokens,
         "pictures": {name: base64.b64encode(data).decode() for name, data in clip.pictures.items()},
+        "latents": "" if clip.latents is None else str(clip.latents),
     }
 
 

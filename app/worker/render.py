@@ -3,24 +3,23 @@
 This is what batch, queue and page all call; they differ only in who listens.
 """
 
-import importlib.metadata
+import contextlib
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import app
 from app import video
 from app.engine import Clip, Engine
+from app.engine.kept import TOLD
+from app.errors import KinetileError
 from app.job_types import JobSpec
 from app.pictures import to_metadata
 from app.progress import Progress
+from app.versions import versions
 
-# Packages whose release can change a clip's pixels or its file.
-_PACKAGES = ("torch", "diffusers", "transformers", "imageio-ffmpeg")
 MACHINE = "KINETILE_MACHINE"
 """In the environment, where clips are made for another machine: this one's name there."""
 
@@ -58,6 +57,7 @@ def render(
         previews=previews,
         recorded_plan=spec.recorded_plan,
         expected=expected,
+        keeps=True,
     )
     if machine := os.environ.get(MACHINE):
         where = clip.report.get("ran_on")
@@ -65,12 +65,26 @@ def render(
     if on_progress is not None:
         on_progress(Progress("saving", 0, 1, 0.99))
     made = time.perf_counter()
-    saved = video.save(clip.frames, clip.fps, spec.folder, spec.stem, metadata(spec, clip, uid), uid=uid)
+    saved = _saved(spec, clip, uid)
     ended = time.perf_counter()
     timings = {**clip.timings, "save": ended - made, "total": ended - begun}
     if on_progress is not None:
         on_progress(Progress("saving", 1, 1, 1.0, eta_seconds=0.0))
     return Rendered(saved.path, saved.poster, ended - begun, clip, timings, tuple(saved.warnings))
+
+
+def _saved(spec: JobSpec, clip: Clip, uid: str) -> video.SavedClip:
+    """The clip's file. Once that is there nobody needs its latents, which stay where it could not be written."""
+    try:
+        saved = video.save(clip.frames, clip.fps, spec.folder, spec.stem, metadata(spec, clip, uid), uid=uid)
+    except KinetileError as error:
+        if clip.latents is None or not clip.latents.is_file():
+            raise
+        raise type(error)(f"{error} {TOLD}") from error
+    if clip.latents is not None:
+        with contextlib.suppress(OSError):
+            clip.latents.unlink()
+    return saved
 
 
 def metadata(spec: JobSpec, clip: Clip, uid: str = "") -> dict[str, Any]:
@@ -87,14 +101,3 @@ def metadata(spec: JobSpec, clip: Clip, uid: str = "") -> dict[str, Any]:
         "timings": {stage: round(seconds, 4) for stage, seconds in clip.timings.items()},
         "versions": versions(),
     }
-
-
-def versions() -> Mapping[str, str]:
-    """Releases of Kinetile, Python and the packages that pixels depend on; nothing is imported to find out."""
-    found = {"kinetile": app.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -87,9 +87,10 @@ class Team:
         should_stop: ShouldStop,
         previews: bool,
         expected: Mapping[str, float],
+        keeps: bool = False,
     ) -> Clip:
-        """Make one clip; `request` has its seed. Raises Cancelled or JobFailedError; ranks that could not be asked any
-        more are gone then.
+        """Make one clip; `request` has its seed; `keeps` as for Engine. Raises Cancelled or JobFailedError; ranks that
+        could not be asked any more are gone then.
         """
         begun = time.monotonic()
         clip = _Job(self, on_progress, should_stop)
@@ -107,7 +108,7 @@ class Team:
             assert decision.shared is not None
             plan = decision.shared.on(decision.plan, rank).to_dict()
             message = {"do": "generate", "job": clip.number, "request": to_data(request), "plan": plan}
-            message |= {"ran_on": decision.ran_on, "previews": previews, "expected": dict(expected)}
+            message |= {"ran_on": decision.ran_on, "previews": previews, "expected": dict(expected), "keeps": keeps}
             link.send({**message, "frames": str(frames)})
         said = clip.wait(lambda said: len(said) == len(self), "done", "failed", "cancelled")
         clip.refuse(said)
@@ -272,4 +273,5 @@ def _clip(data: Message, frames: Any, decision: Decision, memory: int) -> Clip:
         data["tokens"],
         {name: base64.b64decode(text) for name, text in data["pictures"].items()},
         memory,
+        Path(data["latents"]) if data["latents"] else None,
     )

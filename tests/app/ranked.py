@@ -19,6 +19,7 @@ from accel.finite import NonFiniteError
 from app.engine import Clip, Engine, watcher
 from app.engine.watcher import Watcher
 from app.paths import Home
+from app.progress import Progress
 from app.request import GenerationRequest
 from app.worker.engines import WorkerEngine
 from app.worker.rank import main
@@ -36,6 +37,8 @@ class Faulty(Engine):
         fault = faults.get(os.environ["RANK"])
         if fault is None:
             return super().generate(request, *args, **named)
+        if fault == "decode":
+            return self._stopping_short(request, *args, **named)
         if fault == "nan":
             return self._without_numbers(request, *args, **named)
         inner, calls = Watcher._check_together, 0
@@ -52,6 +55,19 @@ class Faulty(Engine):
             return super().generate(request, *args, **named)
         finally:
             Watcher._check_together = inner  # type: ignore[method-assign]
+
+    def _stopping_short(self, request: GenerationRequest, told: Any, *args: Any, **named: Any) -> Clip:
+        """It fails while it decodes where a file says so, which is gone then."""
+        assert self._home is not None
+        mark = self._home.root / "stop-short"
+
+        def tell(progress: Progress) -> None:
+            told(progress)
+            if progress.stage == "decoding" and progress.step and mark.exists():
+                mark.unlink()
+                misbehave("value")
+
+        return super().generate(request, tell, *args, **named)
 
     def _without_numbers(self, request: GenerationRequest, *args: Any, **named: Any) -> Clip:
         looking: Any = watcher

@@ -39,6 +39,7 @@ class StandIn(Engine):
         previews: bool = False,
         recorded_plan: Any = None,
         expected: Mapping[str, float] | None = None,
+        keeps: bool = False,
     ) -> Clip:
         family = family_for(request.model)
         request = family.normalise(request).request

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
-from app.errors import UsageError
+from app.errors import JobFailedError, UsageError
 from app.job_types import JobSpec
 from app.models import starter
 from app.models.base import Family
@@ -113,3 +113,22 @@ def test_a_lora_of_another_model_fails_its_clip_and_not_the_next(engine: Engine,
     with pytest.raises(UsageError, match="takes 48 numbers, that of Starter 64"):
         engine.generate(asked(SOFT, Lora(name="wide.safetensors")))
     assert np.array_equal(engine.generate(asked()).frames, plain)
+
+
+def test_latents_that_were_kept_are_those_of_the_loras_that_made_them(
+    engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 52: another file of that name makes another clip."""
+    plain = engine.generate(asked(SOFT)).frames
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr("app.engine.to_frames", lambda video: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(JobFailedError, match="goes on from decoding"):
+                engine.generate(asked(SOFT), keeps=True)
+    went_on = engine.generate(asked(SOFT), keeps=True)
+    assert "resumed" in went_on.report
+    assert np.array_equal(went_on.frames, plain)
+    lora_files.save(home.loras / "styles" / "soft.safetensors", lora_files.tensors(seed=9))
+    clip = engine.generate(asked(SOFT), keeps=True)
+    assert "resumed" not in clip.report
+    assert not np.array_equal(clip.frames, plain)

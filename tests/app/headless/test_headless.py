@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app import video
-from app.engine import Clip, Engine
+from app.engine import Clip, Engine, kept
 from app.errors import CannotRunError, JobFailedError, UsageError
 from app.headless import BatchSettings, share
 from app.headless.batch import prepare
@@ -241,6 +241,30 @@ def test_a_decoder_that_fails_leaves_no_file(batch: Batch, monkeypatch: pytest.M
     assert batch.run(batch.preset("rocket")) == 1
     assert "the decoder broke" in batch.stderr
     assert not batch.files
+
+
+def test_a_clip_whose_end_failed_goes_on_with_resume(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 52: what to do is told, only decoding is left to do, and the clip is the undisturbed one."""
+    from diffusers import AutoencoderKLWan
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    source = batch.preset("rocket")
+    assert batch.run(source) == 0
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr(AutoencoderKLWan, "decode", fail)
+        assert batch.run(source, count=2) == 1
+    assert batch.stderr.count("goes on from decoding") == 2
+    steps: list[int] = []
+    monkeypatch.setattr("app.engine.watcher.check_latents", lambda latents, step, backends: steps.append(step))
+    assert batch.run(source, count=2, resume=True) == 0, batch.stderr
+    assert batch.stdout.count(kept.WENT_ON) == 2
+    assert steps == []
+    first, again, other = (decode_frames(path) for path in batch.clips)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert list(batch.home.latents.iterdir()) == []
 
 
 @pytest.mark.parametrize("accelerated", [True, False])

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from accel.parallel.launching import BROKEN
-from app.engine import Clip, Engine, several
+from app.engine import Clip, Engine, kept, several
 from app.errors import Cancelled, CannotRunError, JobFailedError
 from app.paths import Home
 from app.progress import Progress
@@ -95,6 +95,31 @@ def test_two_processes_make_the_clip_of_one(
     again = engine.generate(on(2, guidance))
     assert np.array_equal(again.frames, clip.frames)
     assert (pids(engine), len(before)) == (before, 2), "the ranks and their model are used again"
+
+
+@pytest.mark.parametrize("guidance", [GUIDED, pytest.param(TOKENS, marks=LONG)])
+def test_a_clip_whose_end_failed_goes_on_from_its_latents(
+    engine: WorkerEngine, home: Home, guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 52: of two processes, of which one alone decodes; both leave denoising out."""
+    request = on(2, guidance, "fault:decode:0")
+    plain = engine.generate(request)
+    (home.root / "stop-short").touch()
+    with pytest.raises(JobFailedError, match=r"while decoding .* an unforeseen thing\. Its latents are kept"):
+        engine.generate(request, keeps=True)
+    before = pids(engine)
+    seen: list[Progress] = []
+    clip = engine.generate(request, seen.append, keeps=True)
+    assert clip.report["resumed"] == kept.WENT_ON
+    assert clip.report["attention"] == plain.report["attention"]
+    assert "denoising" not in {item.stage for item in seen}
+    assert np.array_equal(clip.frames, plain.frames)
+    assert clip.latents is not None
+    clip.latents.unlink()
+    again = engine.generate(request, keeps=True)
+    assert "resumed" not in again.report
+    assert np.array_equal(again.frames, plain.frames)
+    assert pids(engine) == before
 
 
 @LONG
