@@ -37,7 +37,18 @@ def tensor_bytes() -> int:
     found = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     # compiling leaves tensors without memory behind
     tensors = [one for one in found if type(one) is not FakeTensor and one.device.type == "cpu"]
-    return sum({store.data_ptr(): store.nbytes() for store in (one.untyped_storage() for one in tensors)}.values())
+    return sum(dict(map(_memory, tensors)).values())
+
+
+def _memory(tensor: Any) -> tuple[int, int]:
+    """Where its memory lies, and how many bytes."""
+    if tensor.is_mkldnn:  # oneDNN's own weights, which show no storage
+        return id(tensor), tensor.nbytes
+    store = tensor.untyped_storage()
+    try:
+        return store.data_ptr(), store.nbytes()
+    except RuntimeError:  # it only wraps others, which are counted themselves
+        return 0, 0
 
 
 def resident_bytes() -> int:

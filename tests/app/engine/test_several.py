@@ -11,6 +11,7 @@ import accel
 from accel.parallel import sharing
 from accel.types import Machine, ModelTraits, Preferences
 from app.engine import several
+from app.engine.watcher import Stop
 from app.errors import CannotRunError, PlanRefusedError
 from app.request import AccelPreferences, GenerationRequest
 from tests.accel.recorded import machine, model
@@ -159,3 +160,19 @@ def test_one_gpu_is_not_shared(h200: Machine) -> None:
 @pytest.mark.parametrize(("count", "guided", "share"), [(2, True, 1), (2, False, 2), (3, True, 3), (8, True, 4)])
 def test_among_how_many_tokens_are_dealt(count: int, guided: bool, share: int) -> None:
     assert sharing.token_ranks(count, guided) == share
+
+
+@pytest.mark.parametrize(("found", "resumes"), [([True, False], True), ([False, True], False)])
+def test_all_ranks_go_on_from_latents_where_the_first_has_them(
+    monkeypatch: pytest.MonkeyPatch, found: list[bool], resumes: bool
+) -> None:
+    """Case 52: it alone decodes; the others' devices have other names, so they look for other files."""
+    from app.engine.together import Together
+
+    together = Together.__new__(Together)
+    words: list[dict[str, Any]] = [{"is": "going on", "found": one} for one in found]
+    monkeypatch.setattr(together, "_exchange", lambda word: words)
+    assert [together.resumes(one) for one in found] == [resumes] * 2
+    monkeypatch.setattr(together, "_exchange", lambda word: [word, {"is": "stopped"}])
+    with pytest.raises(Stop):
+        together.resumes(True)

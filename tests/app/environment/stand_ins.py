@@ -68,6 +68,8 @@ class FakePip:
     broken: frozenset[str] = frozenset()
     interrupt_at: str = ""
     calls: list[tuple[str, ...]] = field(default_factory=list)
+    owed: list[str] = field(default_factory=list)
+    """Exact versions that what was installed without its dependencies needs everywhere: the next install seeks them."""
 
     def look(self, requirement: str, index: str | None, seconds: float) -> Candidate | str:
         self.calls.append(("look", requirement, index or "", f"{seconds:g}" if index else ""))
@@ -82,6 +84,8 @@ class FakePip:
         dependencies: bool = True,
     ) -> int:
         self.calls.append(("install", *requirements, *(f"constraint {line}" for line in constraints)))
+        if dependencies:
+            requirements, self.owed = [*requirements, *self.owed], []
         pins = {Requirement.parse(line).name: Requirement.parse(line) for line in constraints}
         for requirement in map(Requirement.parse, requirements):
             have = installed([str(self.site)]).get(requirement.name)
@@ -97,6 +101,8 @@ class FakePip:
             if needs and self.install(needs, constraints):
                 return 1
             self._unpack(requirement.name, found)
+            if not dependencies:
+                self.owed += [line for line in found.requires if "==" in line and ";" not in line]
         return 0
 
     def _find(self, requirement: Requirement, index: str) -> Candidate | None:

@@ -195,6 +195,38 @@ def test_aiter_is_asked_for_by_its_extra(tmp_path: Path) -> None:
     assert "amd-aiter>=0.1.7.post2.dev18 could not be installed; Kinetile runs without it" in notes
 
 
+ROCM_INDEX = "https://download.pytorch.org/whl/rocm7.2"
+RADEON = Host("Linux", "x86_64", (Gpu("amd", "AMD Radeon RX 9070", "gfx1201"),))
+
+
+def test_what_a_rocm_torch_needs_comes_from_its_own_index(tmp_path: Path) -> None:
+    """Row 52, seen too (sdnext issue 4859): wheels that lie there alone are found there."""
+    world = offers()
+    world[(ROCM_INDEX, "torch")] = {"2.13.0+rocm7.2": ("triton-rocm==3.7.0",)}
+    world[(ROCM_INDEX, "triton-rocm")] = {"3.7.0": ()}
+    bench = Bench(tmp_path, world, RADEON)
+    bench.fill()
+    assert bench.have == {
+        "torch": "2.13.0+rocm7.2", "triton-rocm": "3.7.0", "diffusers": "0.42.1", "gradio": "6.31.0"
+    }  # fmt: skip
+
+
+def test_a_set_of_wheels_without_a_solution_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """Row 52, seen too (sdnext issue 4859): the index lacks what its torch needs, or the torch itself; no other build
+    takes its place.
+    """
+    world = offers()
+    world[(ROCM_INDEX, "torch")] = {"2.12.0+rocm7.2": ()}
+    with pytest.raises(CannotRunError, match=r"^pip finds no torch for ROCm 7\.2 for Python") as older:
+        Bench(tmp_path / "a", world, RADEON).fill()
+    world[(ROCM_INDEX, "torch")] = {"2.13.0+rocm7.2": ("triton-rocm==3.7.0",)}
+    bench = Bench(tmp_path / "b", world, RADEON)
+    with pytest.raises(CannotRunError, match=r"could not install .*(its own words are above).*connect to") as unmet:
+        bench.fill()
+    assert all("\n" not in str(caught.value) for caught in (older, unmet))
+    assert bench.have["torch"] == "2.13.0+rocm7.2", "what is there stays"
+
+
 def test_what_pip_cannot_install_is_named_and_what_it_could_stays(tmp_path: Path) -> None:
     world = offers()
     world[("", "torch")]["2.13.0+cpu"] = ()

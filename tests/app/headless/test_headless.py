@@ -58,6 +58,7 @@ def test_a_clip_fed_back_gives_the_same_frames_with_the_same_plan(batch: Batch) 
 
 
 def test_a_clip_from_another_machine_says_what_differs(batch: Batch) -> None:
+    """Row 53, seen too (pytorch issue 183809): another torch may compute other bits, so it is named."""
     assert batch.run(batch.preset("rocket")) == 0
     metadata = read_metadata(batch.clips[0])
     stage = next(stage for stage in metadata["plan"]["stages"] if stage["stage"] == "transformer")
@@ -274,7 +275,13 @@ def test_latents_that_turn_to_nan_are_a_failed_clip_and_no_file(
     """Case 16: it must not end as a clip of one flat colour and a success."""
     force_accelerated(monkeypatch, accelerated)
     SpoilStep(monkeypatch, step=3, times=9)
-    assert batch.run(batch.preset("rocket", steps=4), assignments=("accel.vae=direct_conv3d",)) == 1
+    assert (
+        batch.run(
+            batch.preset("rocket", steps=4),
+            assignments=("accel.vae=direct_conv3d", "accel.linear=stock", "accel.text_encoder_linear=stock"),
+        )
+        == 1
+    )
     assert "latent values are not finite at step 3 of 4, with attention sdpa, vae direct_conv3d" in batch.stderr
     assert ("the reference backends again" in batch.stderr) == accelerated
     assert "1 failed" in batch.stdout

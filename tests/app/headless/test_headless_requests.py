@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.engine import Clip, Engine
@@ -97,6 +98,19 @@ def test_a_seed_is_the_same_in_the_preset_the_file_and_its_name(batch: Batch, se
     assert clip.name == f"seed-{seed}.mp4"
     assert read_metadata(clip)["request"]["seed"] == read_metadata(clip)["asked"]["seed"] == seed
     assert json.loads(batch.stdout)["clips"][0]["request"]["seed"] == seed
+
+
+def test_a_clip_is_made_again_from_its_own_large_seed(batch: Batch) -> None:
+    """Row 53, seen too (stable-diffusion-webui issue 12419): the last of a series that ends at the largest seed."""
+    assert batch.run(batch.preset("big", seed=MAX_SEED - 2), count=3) == 0, batch.stderr
+    last = batch.clips[-1]
+    assert read_metadata(last)["request"]["seed"] == MAX_SEED
+    assert batch.run(str(last)) == 0, batch.stderr
+    again = batch.clips[-1]
+    assert again != last
+    assert read_metadata(again)["request"]["seed"] == MAX_SEED
+    assert np.array_equal(decode_frames(again), decode_frames(last))
+    assert not np.array_equal(decode_frames(again), decode_frames(batch.clips[0])), "the seeds before it"
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

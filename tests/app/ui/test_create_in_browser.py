@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from app.video import read_metadata, read_request
+from tests.app.services import until
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 
@@ -55,6 +57,38 @@ def test_escape_cancels_the_running_clip_and_keeps_the_form(tab: Tab, served: Se
     assert sorted(served.outputs.glob("*.mp4")) == before
     history = served.client().predict(api_name="/history", limit=1)
     assert history["jobs"][0]["state"] == "cancelled"
+
+
+def test_after_a_cancel_the_next_clip_is_made_without_a_further_click(tab: Tab, served: Served) -> None:
+    """Row 42, seen too (gradio issue 10432): nothing that follows is lost with what was cancelled."""
+    tab.fill(Prompt="cancelled in front", **LONG).generate().expect_running()
+    tab.page.wait_for_function("() => document.querySelector('.ks-now').textContent.startsWith('denoising')")
+    tab.fill(Prompt="made behind it", **SMALL).generate()
+    tab.page.wait_for_function("() => document.querySelector('#kt-generate').disabled === false")
+    served_by = served.client()
+    until(lambda: served_by.predict(api_name="/queue")["waiting"])
+    tab.page.locator("body").press("Escape")
+    tab.expect_clip("made behind it")
+    found = served_by.predict(limit=2, api_name="/history")["jobs"]
+    assert [job["state"] for job in found] == ["done", "cancelled"]
+    tab.fill(Prompt="and one more", **SMALL).generate().expect_clip("and one more")
+
+
+def test_a_worker_that_is_killed_ends_the_bar_and_not_the_page(tab: Tab, served: Served) -> None:
+    """Rows 42 and 47, seen too (Fooocus issue 815, Wan2GP issue 1253): as the system ends one for want of memory; the
+    page says so, stays connected, and makes the next clip.
+    """
+    tab.fill(Prompt="killed on the way", **LONG).generate().expect_running()
+    tab.page.wait_for_function("() => document.querySelector('.ks-now').textContent.startsWith('denoising')")
+    for child in psutil.Process(served.process.pid).children(recursive=True):
+        if "app.worker.process" in child.cmdline():
+            child.kill()
+    tab.page.wait_for_function("() => !window.kinetile.running()", timeout=PATIENCE)
+    assert "SIGKILL" in tab.stage("trouble").inner_text()
+    assert tab.stage("now").inner_text().startswith("Ready.")
+    assert tab.stage("bar").get_attribute("aria-valuenow") == "0"
+    tab.fill(Prompt="made by another", **SMALL).generate().expect_clip("made by another")
+    assert tab.errors == []
 
 
 def test_ctrl_enter_generates_with_the_last_letter_typed(tab: Tab) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from app.errors import CannotRunError, KinetileError
 from app.paths import Home
-from app.queue.jobs import JobResult
-from app.queue.service import Event, OwnerGoneError, Subscription
+from app.queue.jobs import JobError, JobResult
+from app.queue.service import Event, JobProgress, OwnerGoneError, Subscription
 from app.ui import live
 from app.ui.context import Context
 from app.ui.live import LOOKED_THROUGH, RECENT, Live
@@ -81,6 +81,25 @@ def test_trouble_is_a_sentence_for_the_page(desk: Desk, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(desk, "snapshot", snapshot)
     assert Live(Context(desk, desk.home)).poll({}) == {"revision": "", "error": "The database can't be read."}
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled", "crashed"])
+def test_a_clip_that_ended_runs_no_more_however_it_ended(desk: Desk, state: Any) -> None:
+    """Row 42, seen too (Fooocus issue 815): its bar goes, and the page says what became of it."""
+    told = Live(Context(desk, desk.home))
+    (job,) = desk.submit([spec("a red ball", desk.home.outputs)])
+    desk.queue.take()
+    desk.progress = JobProgress(job.id, "denoising", 3, 4, 0.7)
+    running = told.poll({})["running"]
+    assert (running["job"], running["fraction"]) == (job.id, 0.7)
+    if state == "done":
+        desk.queue.finish(job.id, JobResult(desk.home.outputs / "x.mp4", desk.home.outputs / "x.png", {}, {}, {}))
+    else:
+        desk.queue.fail(job.id, state, JobError("Because."))
+    after = Live(Context(desk, desk.home)).poll({})
+    assert after["running"] is None
+    assert "preview" not in after
+    assert (after["ended"]["job"], after["ended"]["state"]) == (job.id, state)
 
 
 def test_only_clips_that_the_browser_may_have_are_recent(desk: Desk, tmp_path: Path) -> None:

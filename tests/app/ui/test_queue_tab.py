@@ -1,4 +1,4 @@
-"""Queue and history: through a browser, through the endpoints, and with ten thousand clips."""
+"""Queue and history: through a browser, through the endpoints, and with twenty thousand clips."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 
 SMALL = {"model": "starter", "width": 64, "height": 64, "frames": 5, "steps": 2}
-MANY = 10_000
+MANY = 20_000
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def fill(desk: Desk, count: int) -> None:
     base.commit()
 
 
-def test_ten_thousand_clips_are_never_sent_at_once(desk: Desk, events: _Tab) -> None:
+def test_twenty_thousand_clips_are_never_sent_at_once(desk: Desk, events: _Tab) -> None:
+    """Row 42, seen too (stable-diffusion-webui issue 2650): one page of them, whatever there is."""
     fill(desk, MANY)
     began = time.perf_counter()
     view, _, history, _ = events.refresh(View())
@@ -68,7 +69,7 @@ def test_ten_thousand_clips_are_never_sent_at_once(desk: Desk, events: _Tab) -> 
     assert len(history) < 100 * 1024
     view, _, history, *_ = events.act(view, pressed(do="page", to=MANY - 4))
     assert history.count('data-do="open"') == 4
-    view, _, history, _ = events.searched(view, "BALL 9999", "All")
+    view, _, history, _ = events.searched(view, "BALL 19999", "All")
     assert (view.offset, history.count('data-do="open"')) == (0, 1)
 
 

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.ui.context import file_url
 from app.ui.safety import MAX_BODY, MAX_CALL, UPLOADS, Guard, host_name, own_names
+from tests.app.services import until
 from tests.app.ui.serving import ROOT, Served, serving
 
 
@@ -168,6 +170,27 @@ def test_only_the_outputs_are_served_to_others(tmp_path: Path) -> None:
     with serving(tmp_path, "--listen", "--no-auth") as page:
         is_kept_from(page)
         assert any("can use it, without a password (--no-auth)" in line for line in page.lines)
+
+
+def test_clips_are_served_wherever_the_data_folder_lies(tmp_path: Path) -> None:
+    """Row 42, seen too (Fooocus issue 1485): below a hidden folder, in one of another script, beside "%", "#" and "?",
+    on another disk by way of a link.
+    """
+    home, disk = tmp_path / ".local" / "Käfer 100%41 #1 & more?", tmp_path / "other disk"
+    for folder in (home, disk):
+        folder.mkdir(parents=True)
+    (home / "outputs").symlink_to(disk)
+    request = {"prompt": "one ball", "width": 64, "height": 64, "frames": 5, "steps": 1, "seed": 1}
+    with serving(home) as page:
+        client = page.client()
+        (job,) = client.predict(request, api_name="/generate")
+        made = until(lambda: next((one for one in [client.predict(job["id"], api_name="/job")] if one["ended"]), None))
+        assert made["state"] == "done", made
+        for kind in ("output", "poster"):
+            assert Path(made[kind]).is_file()
+            assert page.ask(file_url(made[kind]))[0] == 200, kind
+        assert page.ask(file_url(home / "kinetile.sqlite3"))[0] == 403
+        assert page.ask(file_url(tmp_path / "other disk" / ".." / "x.mp4"))[0] == 403
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there it can't be told who may change a folder")
