@@ -8,10 +8,12 @@ on its own page.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path, PurePath, PureWindowsPath
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
@@ -41,6 +43,24 @@ PYTHON = python(Path(sys.executable or "python"), Path(os.environ.get("PWD") or 
 def pip(*arguments: str) -> str:
     """The command that has pip change the environment that this runs in."""
     return " ".join([PYTHON, "-m pip", *map(quoted, arguments)])
+
+
+FEW, NEAR = 8, 3
+"""Names that are all told, and those told of more."""
+
+
+def nearest(word: str, names: Iterable[str], where: str) -> str:
+    """Which name may have been meant, as a clause: the nearest, else a few; and where the rest of many stand ("the
+    README lists").
+    """
+    known = list(names)
+    near = difflib.get_close_matches(word[:100].lower(), known, NEAR)
+    few = len(known) <= FEW
+    if near:
+        told = "did you mean " + " or ".join(f'"{name}"' for name in near[: 1 if few else NEAR])
+    else:
+        told = f"possible are {', '.join(known if few else known[:NEAR])}"
+    return told if few else f"{told}; {where} all {len(known)}"
 
 
 def torch_command(index: str) -> str:

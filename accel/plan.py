@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from accel import blocks, caches, policy, precision, threads
+from accel.advice import nearest
 from accel.backends import REGISTRY
 from accel.contract import Backend
 from accel.errors import PlanError
@@ -236,7 +237,8 @@ class _Planner:
             ]
             self.refusals.append(f"attention=fp8 can't be used here: {'; '.join(told)}")
         elif wish not in known and wish != STOCK:
-            self.refusals.append(f"{setting}={wish} is not known, allowed are auto, {', '.join(sorted(known))}")
+            which = nearest(wish, [AUTO, *sorted(known)], "`python -m accel.backends` lists")
+            self.refusals.append(f"{setting}={wish} is not known: {which}")
         elif wish in known:
             reasons = self.why_not(known[wish], traits, place, dtype)
             if reasons and known[wish].reference and kind == "attention" and not traits.reachable:

@@ -66,9 +66,9 @@ def listed(family: Family) -> Listed:
 
 
 def download_text(one: Listed) -> str:
-    """The size of a download: "27.0 GiB", with "about" where nobody has looked yet; "-" when it is not known."""
+    """The size of a download: "27.0 GiB", "about" that where nobody has looked yet, "unverified" where nobody knows."""
     if one.download is None:
-        return "-"
+        return "unverified"
     if one.download == 0:
         return "none"
     return f"{'about ' * (one.source == 'unverified')}{size_text(one.download)}"

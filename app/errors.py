@@ -2,6 +2,7 @@
 
     KinetileError           1    anything below; catch this one at a boundary
     ├── UsageError          2    bad usage, preset or request; the person can fix it
+    │   └── SourceError          of several lines of a batch
     ├── CannotRunError      3    this machine can't do it (disk, encoder, memory)
     │   └── PlanRefusedError     a forced accelerator can't run on it
     │   └── DatabaseError   3    the queue's database can't be read or written
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -26,6 +28,14 @@ class UsageError(KinetileError):
     """The command line, a preset, a share code or a request is not acceptable."""
 
     exit_code: ClassVar[int] = 2
+
+
+class SourceError(UsageError):
+    """Several lines of one source are not acceptable. problems: a sentence for each."""
+
+    def __init__(self, message: str, problems: Sequence[KinetileError] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class CannotRunError(KinetileError):

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -223,9 +223,7 @@ def request_from(document: Document, base: tuple[str, ...] = ()) -> tuple[Genera
     """
     newer = version_of(document, (), base) > 1
     if newer:
-        document = Document(
-            document.source, _as_version_1(document.value, base), document.text, document.offsets, document.one_line
-        )
+        document = replace(document, value=_as_version_1(document.value, base))
     return check(GenerationRequest, document, base, newer)
 
 

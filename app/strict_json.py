@@ -46,21 +46,25 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed value and where each part of it stood. ``source`` is how errors name it."""
+    """A parsed value and where each part of it stood, and the key of it. ``source`` is how errors name it."""
 
     source: str
     value: Any
     text: str = ""
     offsets: Mapping[Keys, int] = field(default_factory=dict)
     one_line: bool = False
+    keys: Mapping[Keys, int] = field(default_factory=dict)
 
-    def place(self, path: Keys = ()) -> str:
-        """``source`` with the line where ``path`` (or its nearest known parent) stood, if there are lines."""
-        while path and path not in self.offsets:
-            path = path[:-1]
-        if self.one_line or not self.offsets:
+    def place(self, path: Keys = (), key: bool = False) -> str:
+        """``source`` with line and column where ``path`` (or its nearest known parent) stood, if there was a text;
+        ``key``: where its key stood.
+        """
+        if not self.offsets:
             return self.source
-        return f"{self.source}, line {_line(self.text, self.offsets.get(path, 0))}"
+        known = self.keys if key and path in self.keys else self.offsets
+        while path and path not in known:
+            path = path[:-1]
+        return f"{self.source}{_position(self.text, known.get(path, 0), self.one_line)}"
 
 
 def parse(data: str | bytes, source: str, *, limit: int = MAX_BYTES, one_line: bool = False) -> Document:
@@ -129,8 +133,11 @@ def _decode(data: str | bytes, source: str, limit: int) -> str:
         ) from error
 
 
-def _line(text: str, offset: int) -> int:
-    return text.count("\n", 0, offset) + 1
+def _position(text: str, at: int, one_line: bool) -> str:
+    """ ", line 3, column 5"; the source of one line says which one it is."""
+    column = at - (text.rfind("\n", 0, at) + 1) + 1
+    line = "" if one_line else f", line {text.count(chr(10), 0, at) + 1}"
+    return f"{line}, column {column}"
 
 
 class _Parser:
@@ -139,6 +146,7 @@ class _Parser:
         self.source = source
         self.one_line = one_line
         self.offsets: dict[Keys, int] = {}
+        self.keys: dict[Keys, int] = {}
         self.strings = json.JSONDecoder()
 
     def document(self) -> Document:
@@ -149,7 +157,7 @@ class _Parser:
         end = self.skip(end)
         if end < len(self.text):
             self.fail(end, f"{self.shown(end)} stands after the end of the JSON; remove it")
-        return Document(self.source, value, self.text, self.offsets, self.one_line)
+        return Document(self.source, value, self.text, self.offsets, self.one_line, self.keys)
 
     def value(self, at: int, path: Keys, depth: int) -> tuple[Any, int]:
         self.offsets[path] = at
@@ -178,6 +186,7 @@ class _Parser:
             end = self.skip(end)
             if self.text[end : end + 1] != ":":
                 self.fail(end, f'a ":" was expected after the key {short(key)}, not {self.shown(end)}')
+            self.keys[(*path, key)] = at
             result[key], end = self.value(self.skip(end + 1), (*path, key), depth + 1)
             at, done = self.next_item(self.skip(end), "}")
             if done:
@@ -252,10 +261,8 @@ class _Parser:
         return "; remove the comma before it" if self.text[at : at + 1] == closing else ""
 
     def fail(self, at: int, problem: str) -> NoReturn:
-        at = min(at, len(self.text))
-        column = at - (self.text.rfind("\n", 0, at) + 1) + 1
-        line = "" if self.one_line else f", line {_line(self.text, at)}"
-        raise UsageError(f"{self.source}{line}, column {column}: {problem}.")
+        place = _position(self.text, min(at, len(self.text)), self.one_line)
+        raise UsageError(f"{self.source}{place}: {problem}.")
 
 
 def _string_problem(message: str) -> str:

@@ -6,7 +6,6 @@ ours refuses them and names the nearest known key.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import types
 import typing
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from accel.advice import nearest
 from app.errors import UsageError
 from app.strict_json import Document, Keys, dotted, printable, short
 
@@ -23,6 +23,9 @@ VERSION = 1
 """The version of requests and presets that this Kinetile writes."""
 
 BROKEN_TEXT = "the text holds half of a surrogate pair or a byte that is not UTF-8; write the character itself."
+
+OR_NOTHING = ", or left out"
+"""How `allowed` ends for a field that may be null."""
 
 MAX_UNKNOWN = 100
 """Most unknown keys that a file of a newer version may have, and most list entries looked through for them."""
@@ -46,10 +49,10 @@ def check(
     if unknown and (not newer or len(unknown) > MAX_UNKNOWN):
         path, siblings = unknown[0]
         raise UsageError(
-            f"{_where(document, base + path)}: {_unknown_sentence(path[-1], siblings)}{_more(len(unknown))}"
+            f"{_where(document, base + path, key=True)}: {_unknown_sentence(path[-1], siblings)}{_more(len(unknown))}"
         )
     warnings = tuple(
-        f"{_where(document, base + path)}: this key comes from a newer Kinetile and has no effect here."
+        f"{_where(document, base + path, key=True)}: this key comes from a newer Kinetile and has no effect here."
         for path, _ in unknown
     )
     try:
@@ -81,12 +84,6 @@ def version_of(document: Document, *paths: Keys) -> int:
     return version
 
 
-def closest(word: str, known: typing.Iterable[str]) -> str:
-    """' Did you mean "steps"?' or nothing."""
-    found = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
-    return f' Did you mean "{found[0]}"?' if found else ""
-
-
 def allowed(info: FieldInfo) -> str:
     """What a field takes, in words, derived from its type and bounds: "a whole number from 1 to 1,000"."""
     bounds = {type(item).__name__: item for item in info.metadata}
@@ -110,7 +107,7 @@ def allowed(info: FieldInfo) -> str:
         text = f"a list, [...], of at most {longest} entries" if longest else "a list, [...]"
     else:
         text = "an object, {...}"
-    return text + (" or null" if len(kinds) < len(_members(info.annotation)) else "")
+    return text + (OR_NOTHING if len(kinds) < len(_members(info.annotation)) else "")
 
 
 def nested(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
@@ -165,9 +162,9 @@ def _without(value: Any, paths: list[Keys]) -> Any:
     return [_without(item, below(index)) for index, item in enumerate(value)]
 
 
-def _where(document: Document, path: Keys) -> str:
-    name = dotted(path)
-    return f"{document.place(path)}, {short_name(name)}" if name else document.place(path)
+def _where(document: Document, path: Keys, key: bool = False) -> str:
+    name, place = dotted(path), document.place(path, key)
+    return f"{place}, {short_name(name)}" if name else place
 
 
 def short_name(name: str) -> str:
@@ -177,7 +174,7 @@ def short_name(name: str) -> str:
 
 
 def _unknown_sentence(key: str | int, siblings: list[str]) -> str:
-    return f"there is no such key.{closest(str(key), siblings) or ' Known here: ' + ', '.join(siblings) + '.'}"
+    return f"there is no such key: {nearest(str(key), siblings, 'the README lists')}."
 
 
 def _sentence(model: type[BaseModel], document: Document, base: Keys, error: ValidationError) -> str:

@@ -30,7 +30,7 @@ from app.queue.service import Service, open_service
 from app.remote.cluster import Address, Cluster, connect
 from app.versions import versions
 
-MAX_PROBLEMS = 20
+MAX_PROBLEMS = 10
 """Most mistakes told at once."""
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, Cancelled.exit_code
@@ -177,11 +177,10 @@ class _Batch:
         return any(outcome.state == "waiting" for outcome in self._outcomes)
 
     def _refuse(self, problems: Sequence[KinetileError]) -> int:
-        # The same mistake on every line of a batch would hide the others.
         for problem in problems[:MAX_PROBLEMS]:
             complain(problem, self._err)
         if len(problems) > MAX_PROBLEMS:
-            complain(UsageError(f"... and {len(problems) - MAX_PROBLEMS} more sources with mistakes."), self._err)
+            complain(UsageError(f"... and {len(problems) - MAX_PROBLEMS} more mistakes."), self._err)
         return problems[0].exit_code
 
     # -- before it runs --

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app import video
-from app.errors import KinetileError, UsageError
+from app.errors import KinetileError, SourceError, UsageError
 from app.estimate import Estimate, disk_need
 from app.loras import missing_loras
 from app.models import family_for
@@ -138,13 +138,25 @@ def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outco
     batch = secrets.token_hex(8)
     for source in sources:
         try:
-            for named in read_source(source, settings.home):
-                outcomes += _outcomes_of(named, settings, batch, seen)
-                if len(outcomes) > MAX_CLIPS:
-                    raise UsageError(f"{named.origin}: one run makes at most {MAX_CLIPS:,} clips; split the batch.")
+            named = read_source(source, settings.home)
+        except SourceError as error:
+            problems += error.problems
+            continue
         except KinetileError as error:
             problems.append(error)
-    return outcomes, problems
+            continue
+        for one in named:
+            try:
+                outcomes += _outcomes_of(one, settings, batch, seen)
+            except KinetileError as error:
+                problems.append(error)
+            if len(outcomes) > MAX_CLIPS:
+                problems.append(
+                    UsageError(f"{one.origin}: one run makes at most {MAX_CLIPS:,} clips; split the batch.")
+                )
+                break
+    # what was typed for all requests is wrong once, however many there are
+    return outcomes, list({str(problem): problem for problem in problems}.values())
 
 
 def asked_in(sources: Sequence[str], settings: BatchSettings) -> list[NamedRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accel.advice import nearest
 from app.errors import UsageError
 from app.models import (
     cogvideox,
@@ -17,7 +18,6 @@ from app.models import (
 from app.models.base import Family
 from app.models.sources import resolving
 from app.strict_json import short
-from app.validation import closest
 
 _FILES = (
     starter,
@@ -51,4 +51,6 @@ def family_for(model: str) -> Family:
     if resolving.is_source(model):
         return resolving.family_of(model, families, sources.locate)
     known = [family.name for family in families]
-    raise UsageError(f"model: {short(model)} is not known.{closest(model, known)} Known models: {', '.join(known)}.")
+    raise UsageError(
+        f"model: {short(model)} is not known: {nearest(model, known, 'python launch.py --models and the page list')}."
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from accel.advice import nearest
 from app.errors import UsageError
 from app.models.geometry import multiples_in
 from app.models.tokens import TokenUse, count_tokens
@@ -278,7 +279,8 @@ class Family:
     def _refuse_impossible(self, request: GenerationRequest) -> None:
         if request.scheduler is not None and request.scheduler not in self.schedulers:
             raise UsageError(
-                f"scheduler: {self._who} has no {request.scheduler!r}; possible: {', '.join(self.schedulers)}."
+                f"scheduler: {self._who} has no {request.scheduler!r}: "
+                f"{nearest(request.scheduler, self.schedulers, 'the page lists')}."
             )
         given: dict[Input, object] = {
             "image": request.image,

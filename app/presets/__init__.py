@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.errors import UsageError
+from accel.advice import nearest
+from app.errors import SourceError, UsageError
 from app.paths import Home, read_bytes
 from app.pictures import from_metadata
 from app.presets.files import (
@@ -32,7 +33,6 @@ from app.presets.files import (
 from app.presets.share_code import MAX_CODE, decode_code, encode_code, looks_like_code
 from app.request import GenerationRequest, request_from
 from app.strict_json import MAX_BYTES, Document, parse, printable
-from app.validation import closest
 
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 MAX_BATCH_LINES = 10_000
@@ -146,18 +146,28 @@ def _from_code(text: str, origin: str) -> NamedRequest:
 
 
 def _from_batch(path: Path) -> Iterator[NamedRequest]:
-    """One partial request per line; blank lines count but ask for nothing."""
+    """One partial request per line; blank lines count but ask for nothing. Raises SourceError at the end for all lines
+    that are wrong.
+    """
     found = 0
+    wrong: list[UsageError] = []
     for number, line in _lines(path):
         found += 1
         source = f"{_text(path)}:{number}"
         if found > MAX_BATCH_LINES:
             raise UsageError(f"{source}: a batch may ask for at most {MAX_BATCH_LINES:,} requests; split the file.")
-        request, warnings = request_from(parse(line, source, limit=MAX_BYTES, one_line=True))
-        for name in ("image", "last_image"):
-            if getattr(request, name) is not None:
-                picture(path.parent, getattr(request, name), f"{source}, {name}")
+        try:
+            request, warnings = request_from(parse(line, source, limit=MAX_BYTES, one_line=True))
+            for name in ("image", "last_image"):
+                if getattr(request, name) is not None:
+                    picture(path.parent, getattr(request, name), f"{source}, {name}")
+        except UsageError as error:
+            wrong.append(error)
+            continue
         yield NamedRequest(f"{_text(path.stem)}-{number}", request, source, "", path.parent, warnings)
+    if wrong:
+        more = f" ({len(wrong) - 1:,} more lines are wrong.)" if len(wrong) > 1 else ""
+        raise SourceError(f"{wrong[0]}{more}", wrong)
     if not found:
         raise UsageError(f"{path} holds no request; write one JSON object per line.")
 
@@ -190,13 +200,14 @@ def _text(path: Path | str) -> str:
 
 def _nothing(text: str, names: list[str]) -> str:
     shown = printable(text if len(text) <= 200 else f"…{text[-200:]}")  # a path's end tells most
-    possible = (
-        "Give a preset (.json), a batch (.jsonl), a clip made by Kinetile (.mp4), a share code (KT1-…) or one of the "
-        f"presets {', '.join(names[:20])}{', …' if len(names) > 20 else ''}."
-    )
     if re.search(r"[/\\]|\.\w{2,5}$", shown):
-        return f"There is no file {shown!r}. {possible}"
-    return f"{shown!r} is no file, share code or preset.{closest(shown, names)} {possible}"
+        return (
+            f"There is no file {shown!r}: name a preset (.json), a batch (.jsonl), a clip made by Kinetile (.mp4), or "
+            f"an example such as {FIRST}."
+        )
+    return (
+        f"{shown!r} is no file, share code or preset: {nearest(shown, names, 'the folder presets and the page hold')}."
+    )
 
 
 __all__ = [

@@ -117,7 +117,7 @@ def preset_from(document: Document) -> tuple[Preset, GenerationRequest, tuple[st
             value = {**value, "kinetile": VERSION}
         stray = next((key for key in value if key in _SETTINGS), None)
         if stray:
-            place = document.place((stray,))
+            place = document.place((stray,), key=True)
             raise UsageError(
                 f'{place}, {stray}: this belongs inside "request"; write {{"request": {{"{stray}": ...}}}}.'
             )

@@ -17,6 +17,7 @@ from app.errors import UsageError
 from app.models import family_for
 from app.request import MAX_SEED, GenerationRequest, parse_request
 from app.strict_json import short
+from app.validation import OR_NOTHING
 
 NAMES = (
     "model",
@@ -74,7 +75,7 @@ class FormFields:
         try:
             return request_of(dict(zip(NAMES, values, strict=True)))
         except UsageError as error:
-            raise UsageError(str(error).removeprefix("Create, ").replace(" or null", "")) from error
+            raise UsageError(str(error).removeprefix("Create, ").replace(OR_NOTHING, "")) from error
 
 
 def values_of(request: GenerationRequest) -> dict[str, Any]:

@@ -30,6 +30,23 @@ def test_this_python_is_named_as_a_shell_starts_it(executable: PurePath, folder:
     assert advice.python(executable, folder) == command
 
 
+MANY = [f"model-{number}" for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "told"),
+    [
+        ("stepz", ["steps", "seed"], 'did you mean "steps"'),
+        ("nothing", ["steps", "seed"], "possible are steps, seed"),
+        ("x" * 100_000, ["steps"], "possible are steps"),
+        ("nothing", MANY, "possible are model-0, model-1, model-2; the page lists all 30"),
+        ("MODEL-17", MANY, 'did you mean "model-17" or "model-7" or "model-1"; the page lists all 30'),
+    ],
+)
+def test_of_many_names_the_nearest_are_told(word: str, names: list[str], told: str) -> None:
+    assert advice.nearest(word, names, "the page lists") == told
+
+
 def test_a_requirement_is_one_word_of_a_shell() -> None:
     assert advice.quoted("torchao>=0.18,<0.19", windows=False) == "'torchao>=0.18,<0.19'"
     assert advice.quoted("torchao>=0.18,<0.19", windows=True) == '"torchao>=0.18,<0.19"'

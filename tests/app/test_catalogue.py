@@ -71,7 +71,7 @@ def test_the_list_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("figure", "said"),
     [
-        (Figure(None), "-"),
+        (Figure(None), "unverified"),
         (Figure(0, "part of the repository"), "none"),
         (Figure(2**30), "about 1.0 GiB"),
         (Figure(3 * 2**30, "listing of the repository, 2026"), "3.0 GiB"),

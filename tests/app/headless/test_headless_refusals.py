@@ -32,7 +32,7 @@ from tests.app.standin import StandIn
         ('{"kinetile": 1, "request": {"steps": 0}}', "request.steps"),
         ('{"kinetile": 1, "request": {"seed": -1}}', "request.seed"),
         ('{"kinetile": 1, "request": {"seed": 1152921504606846976}}', "request.seed"),
-        ('{"kinetile": 1, "request": {"stepps": 3}}', 'Did you mean "steps"?'),
+        ('{"kinetile": 1, "request": {"stepps": 3}}', 'did you mean "steps"'),
         ('{"kinetile": 1, "request": {"model": "nothing"}}', 'bad.json: model: "nothing" is not known'),
         ('{"kinetile": 1, "request": {"seed": 9007199254740991, "count": 2}}', "bad.json: seed 9007199254740991"),
         ('{"kinetile": 1, "request": {"image": "../../etc/passwd"}}', "request.image"),
@@ -54,6 +54,31 @@ def test_a_bad_preset_is_one_clear_sentence_and_nothing_is_written(
     assert len(batch.stderr.strip().splitlines()) == 1
     assert "Traceback" not in batch.stderr
     assert not batch.files
+
+
+def test_all_wrong_lines_of_a_batch_are_told(batch: Batch, no_loading: None) -> None:
+    lines = [
+        '{"stepz": 3}',
+        '{"prompt": "a ball"}',
+        "nonsense",
+        "",
+        '{"steps": 0}',
+        '{"model": "starter", "frames": -1}',
+    ]
+    path = batch.folder / "many.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert batch.run(str(path)) == 2
+    told = batch.stderr.splitlines()
+    places = ["many.jsonl:1, column 2, stepz", "many.jsonl:3, column 1", "many.jsonl:5, column 11, steps"]
+    for place, line in zip([*places, "many.jsonl:6, column 26, frames"], told, strict=True):
+        assert place in line
+    path.write_text('{"scheduler": "euler"}\n' * 25, encoding="utf-8")
+    assert batch.run(str(path)) == 2
+    told = batch.stderr.splitlines()
+    assert [line.split(": ")[0].rpartition("/")[2] for line in told[:-1]] == [f"many.jsonl:{n}" for n in range(1, 11)]
+    assert told[-1] == "... and 15 more mistakes."
+    assert batch.run(str(path), assignments=("steps=many",)) == 2
+    assert len(batch.stderr.splitlines()) == 1, "what was typed for all of them is wrong once"
 
 
 @pytest.mark.parametrize("value", ["../../evil", "/tmp/evil", "C:\\evil", "a/../../b", "CON", "nul\0byte", "link/evil"])

@@ -129,7 +129,7 @@ def test_the_models_own_negative_prompt_is_not_held_against_the_person(family: F
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (GenerationRequest(scheduler="ddim"), "scheduler: Toy has no 'ddim'; possible: euler, unipc."),
+        (GenerationRequest(scheduler="ddim"), "scheduler: Toy has no 'ddim': possible are euler, unipc."),
         (GenerationRequest(last_image="a.png"), "last_image: Toy can't use a last picture"),
         (GenerationRequest(loras=(Lora(name="a"),)), "loras: Toy can't use LoRAs"),
         (GenerationRequest(negative_prompt="x"), "negative_prompt: Toy can't use"),

@@ -63,7 +63,7 @@ def test_pasted_text_is_never_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"kinetile": 1, "request": {"steps": 0}}', "evil.json, line 1, request.steps"),
+        ('{"kinetile": 1, "request": {"steps": 0}}', "evil.json, line 1, column 38, request.steps"),
         ('{"kinetile": 1, "request": {"prompt": "x",}}', "remove the comma"),
         ('{"kinetile": 1, "request": {"output": "/etc/x"}}', "no such key"),
         ('{"kinetile": 1, "request": {"seed": 9007199254740993}}', "request.seed"),

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app import presets, video
-from app.errors import KinetileError, UsageError
+from app.errors import KinetileError, SourceError, UsageError
 from app.paths import Home
 from app.presets import FIRST, Preset, encode_code, read_source, save_own, shipped_presets
 from app.request import GenerationRequest
@@ -55,11 +55,11 @@ def test_a_batch_keeps_line_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "place", "says"),
     [
-        ('{"steps": 0}', ":3, steps: ", "from 1"),
+        ('{"steps": 0}', ":3, column 11, steps: ", "from 1"),
         ('{"steps": 5,}', ":3, column 13: ", "remove the comma"),
         ("a red ball", ":3, column 1: ", "neither a number"),
-        ("[]", ":3: ", "must be an object"),
-        ('{"title": "x"}', ":3, title: ", "no such key"),
+        ("[]", ":3, column 1: ", "must be an object"),
+        ('{"title": "x"}', ":3, column 2, title: ", "no such key"),
         ('{"image": "no.png"}', ":3, image: ", "is not in"),
         ("\xff", ":3, column 1: ", "a value was expected"),
     ],
@@ -92,6 +92,16 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.write_text("{}\n" + "\n" * 5)
     with pytest.raises(UsageError, match=r"batch\.jsonl: a batch has at most 5 lines, blank ones too"):
         read_source(str(path))
+
+
+def test_the_first_wrong_line_stands_for_all_where_one_sentence_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    path.write_text('{"steps": 0}\n{"steps": 5}\n{"steps": 0}\n[]\n', encoding="utf-8")
+    with pytest.raises(
+        SourceError, match=r"batch\.jsonl:1, column 11, steps: .* \(2 more lines are wrong\.\)$"
+    ) as told:
+        read_source(str(path))
+    assert len(told.value.problems) == 3
 
 
 def test_a_share_code_as_text_and_in_a_file(tmp_path: Path) -> None:
@@ -137,8 +147,8 @@ def test_shipped_and_own_presets_by_name(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("starter-rokket", 'Did you mean "starter-rocket"?'),
-        ("nothing/here.json", "There is no file 'nothing/here.json'."),
+        ("starter-rokket", 'did you mean "starter-rocket"'),
+        ("nothing/here.json", "There is no file 'nothing/here.json': name a preset"),
         ("missing.jsonl", "There is no file"),
         ("", "is no file, share code or preset"),
         ("\0", "is no file"),

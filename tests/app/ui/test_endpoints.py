@@ -67,7 +67,7 @@ def _with(place: int, value: Any) -> list[Any]:
         (2, 1, "yes: 1 is not possible; it must be true or false."),
         (3, ["x"], 'many: ["x"] is not possible; it must be a list, [...].'),
         (4, [], "any_: [] is not possible; it must be an object, {...}."),
-        (5, "x", 'none: "x" is not possible; it must be an object, {...} or null.'),
+        (5, "x", 'none: "x" is not possible; it must be an object, {...}, or left out.'),
     ],
 )
 def test_a_sentence_names_the_argument_and_what_is_possible(place: int, value: Any, says: str) -> None:

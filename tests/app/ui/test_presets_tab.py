@@ -118,7 +118,7 @@ def test_every_way_in_restores_the_exact_request_and_runs_nothing(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"kinetile": 1, "request": {"prompt": "x", "steps": 0}}', "evil.json, line 1, request.steps"),
+        (b'{"kinetile": 1, "request": {"prompt": "x", "steps": 0}}', "evil.json, line 1, column 53, request.steps"),
         (b'{"kinetile": 1, "request": {"output": "../../x"}}', "request.output"),
         (b"\0\0\0\x20ftypisom but no clip", "evil.json"),
         (b'{"kinetile": 1, "request": {"prompt": "x",}}', "remove the comma"),
