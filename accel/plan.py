@@ -34,7 +34,7 @@ from accel.types import (
     StagePlan,
     StageTraits,
 )
-from accel.waiting import WAITING_REASONS, waiting_for
+from accel.waiting import WAITING, WAITING_REASON
 
 __all__ = ["Plan", "PlanError", "Preferences", "Readouts", "make_plan"]
 
@@ -102,8 +102,7 @@ def make_plan(
     if planner.refusals:
         raise PlanError(list(dict.fromkeys(planner.refusals)))
     count = int(workers.engaged)
-    way = waiting_for(count)
-    waiting = Choice("process", "waiting", AUTO, way, (WAITING_REASONS[way],))
+    waiting = Choice("process", "waiting", AUTO, WAITING, (WAITING_REASON,))
     environment = threads.environment(machine, count)
     return Plan(traits.family, stages, workers, waiting, environment, fit.offload, fit.tiling, fit.text_encoder)
 

@@ -8,18 +8,18 @@ from collections.abc import MutableMapping
 
 from accel.probing.overrides import APPLIED
 from accel.types import Machine
-from accel.waiting import WAITING_ENVIRONMENT, waiting_for
+from accel.waiting import WAITING, WAITING_ENVIRONMENT
 
 
 def environment(machine: Machine, threads: int | None = None, waiting: str | None = None) -> dict[str, str]:
     """The variables for this machine. threads: the count to use, None for the machine's own limit. waiting: None for
-    the way that suits the count.
+    `WAITING`.
 
     When the bf16 test was killed although the CPU advertises AMX, oneDNN is kept below AMX, so that the real run does
     not die of it.
     """
     count = threads or machine.cores.usable
-    wanted = {"OMP_NUM_THREADS": str(count), **WAITING_ENVIRONMENT[waiting or waiting_for(count)]}
+    wanted = {"OMP_NUM_THREADS": str(count), **WAITING_ENVIRONMENT[waiting or WAITING]}
     death = machine.proofs.get("bf16")
     if death is not None and "signal" in death.detail and machine.cpu.advertises("amx_tile"):
         wanted["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16" if machine.cpu.advertises("avx512_bf16") else "AVX512_CORE"

@@ -1,4 +1,4 @@
-"""How idle threads wait: the ways there are, and which one suits how many threads.
+"""How idle threads wait: the ways there are, and which one is taken.
 
 OpenMP's idle workers spin, by torch's own default for milliseconds. Alone on a machine that is fastest; next to one
 busy process a worker that spins keeps the core from the worker that everybody waits for. Waking one that sleeps costs
@@ -11,16 +11,19 @@ forward of the starter, medians in milliseconds, alone and beside one busy proce
 
 A spin is one `pause`, some 50 cycles on Zen 4 and 140 on Intel since Skylake.
 
-With more threads, waking them takes longer and a sleeping one is missed more. On 16 cores of a Xeon with AMX, against
-torch's own way: 1000 spins took 1.43 times as long for the starter's steps and 1.07 times for a step shaped like Wan
-2.1 1.3B in bf16; 20000 spins 1.06 and 1.14 times. So more than `FEW` threads wait in torch's own way, as plain
-diffusers' do. `waiting_for` is the one place where the choice stands.
+On 16 cores of a Xeon with AMX, three steps and a decode of the starter at 9 frames, in seconds, alone and beside one
+busy process (plain diffusers, which waits in torch's own way: 0.71 and 27.7):
+
+    spins                                0   1000   default (300000)
+    alone                             0.37   0.30   0.30
+    beside one busy process           0.43   0.48   31.5
+
+There are costs: on another day 1000 spins took 1.43 times as long as the default for the starter's steps alone on
+those 16 cores, and 1.07 times for a step shaped like Wan 2.1 1.3B in bf16. But no machine is alone for long: a page, an
+encoder or a browser is enough. `WAITING` is the one place where the choice stands.
 """
 
 from __future__ import annotations
-
-FEW = 4
-"""Threads up to which a moment's spinning is enough."""
 
 WAITING_ENVIRONMENT = {
     # How idle workers wait: passive: sleep at once; brief: spin for a moment, then sleep; active: torch's own way.
@@ -29,12 +32,8 @@ WAITING_ENVIRONMENT = {
     "brief": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"},
     "active": {},
 }
-WAITING_REASONS = {
-    "brief": "idle threads soon sleep, so that beside one busy program a clip takes twice as long, not four times",
-    "active": "many threads are slow to wake: idle ones spin on, as torch has them do by itself",
-}
-
-
-def waiting_for(threads: int) -> str:
-    """The way of waiting, a key of `WAITING_ENVIRONMENT`, for so many threads."""
-    return "brief" if threads <= FEW else "active"
+WAITING = "brief"
+WAITING_REASON = (
+    "idle threads soon sleep, so that beside one busy program a clip takes up to twice as long, not four times or, "
+    "on many cores, a hundred times"
+)

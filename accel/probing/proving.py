@@ -16,7 +16,7 @@ from typing import Any
 
 from accel.probing import verdict
 from accel.probing.host import DONE, START, Host, Outcome
-from accel.waiting import WAITING_ENVIRONMENT, waiting_for
+from accel.waiting import WAITING, WAITING_ENVIRONMENT
 
 Result = dict[str, Any]
 
@@ -66,7 +66,7 @@ WINDOWS_SIGNALS = {0xC000001D: "an illegal instruction", 0xC0000005: "an access 
 def environment(host: Host, threads: int) -> dict[str, str]:
     """The child's environment: ours without what prints, with the thread count that the real run will use."""
     kept = {name: value for name, value in host.environ.items() if name not in REMOVED}
-    workers = {"OMP_NUM_THREADS": str(threads), **WAITING_ENVIRONMENT[waiting_for(threads)]}
+    workers = {"OMP_NUM_THREADS": str(threads), **WAITING_ENVIRONMENT[WAITING]}
     return {**kept, **workers, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 
 

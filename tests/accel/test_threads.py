@@ -17,7 +17,7 @@ from accel import threads
 from accel.plan import make_plan
 from accel.probing.overrides import APPLIED
 from accel.types import LinearShape, Preferences
-from accel.waiting import WAITING_ENVIRONMENT, WAITING_REASONS
+from accel.waiting import WAITING, WAITING_ENVIRONMENT, WAITING_REASON
 from tests.accel.recorded import engaged, machine, model, refusals
 
 TORCH = importlib.util.find_spec("torch")
@@ -90,21 +90,21 @@ def test_apply_sets_what_the_person_did_not(tmp_path: Path) -> None:
     environ = {"OMP_NUM_THREADS": "1"}
     assert threads.apply(found, environ) == []
     assert environ["OMP_NUM_THREADS"] == "1"
-    assert WAITING_ENVIRONMENT["brief"].items() <= environ.items()
+    assert WAITING_ENVIRONMENT[WAITING].items() <= environ.items()
     assert "OMP_NUM_THREADS" not in environ[APPLIED].split(",")
     before = dict(environ)
     threads.apply(found, environ)
     assert environ == before
 
 
-@pytest.mark.parametrize(("count", "way"), [(1, "brief"), (4, "brief"), (5, "active"), (112, "active")])
-def test_many_threads_wait_in_torchs_own_way(count: int, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 4, 16, 112])
+def test_idle_threads_soon_sleep_however_many_there_are(count: int, tmp_path: Path) -> None:
+    """On 16 cores torch's own way made a clip beside one busy process take a hundred times as long."""
     found = machine("sapphire-rapids", tmp_path)
-    assert WAITING_ENVIRONMENT[way].items() <= threads.environment(found, count).items()
-    assert ("GOMP_SPINCOUNT" in threads.environment(found, count)) == (way != "active")
+    assert 0 < int(threads.environment(found, count)["GOMP_SPINCOUNT"]) <= 1000
     plan = make_plan(found, model(), Preferences(threads=str(count)))
     (waiting,) = [choice for choice in plan.choices() if choice.setting == "waiting"]
-    assert (waiting.engaged, waiting.reasons) == (way, (WAITING_REASONS[way],))
+    assert (waiting.engaged, waiting.reasons) == (WAITING, (WAITING_REASON,))
 
 
 def test_what_apply_set_is_not_taken_for_a_wish(tmp_path: Path) -> None:
