@@ -29,6 +29,7 @@ FILES = 8
 BYTES = 2**30
 """What may lie there in all; the oldest go."""
 TOLD = "Its latents are kept: try the same clip again, in the queue or with --resume, and it goes on from decoding."
+MAY_GO_ON = " A retry goes on from decoding where its latents could be kept."
 WENT_ON = "The clip went on from decoding, with the latents that an earlier try of it had kept."
 
 
@@ -48,6 +49,11 @@ def key_of(
         "versions": dict(versions()),
     }
     return json.dumps(made_of, sort_keys=True, default=str)
+
+
+def may_go_on(doing: str) -> str:
+    """What to add to the sentence on a worker that died while `doing` that: nobody knows then what it could write."""
+    return MAY_GO_ON if doing.startswith(("decoding", "saving")) else ""
 
 
 class Kept:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from app.answers import PlanAnswer
+from app.engine.kept import may_go_on
 from app.errors import Cancelled, DatabaseError, JobFailedError, KinetileError
 from app.estimate import Measured, engaged_key, forwards_of
 from app.plain import from_data, to_data
@@ -328,7 +329,7 @@ class Dispatcher:
         place = self._place()
         if death is None or self._stopping:
             return Cancelled(f"Stopped while {place}.")
-        error = JobFailedError(explain(death, place, self._keeper.memory_clause()))
+        error = JobFailedError(explain(death, place, self._keeper.memory_clause()) + may_go_on(place))
         error.detail = death.printed  # type: ignore[attr-defined]
         return error
 

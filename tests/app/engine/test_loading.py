@@ -12,6 +12,7 @@ import torch
 from app.engine import loading
 from app.errors import CannotRunError
 from app.worker.questions import warm
+from tests.app.engines import tensor_bytes
 
 
 @pytest.mark.parametrize(
@@ -140,3 +141,25 @@ def test_a_thread_that_comes_while_a_library_is_imported_waits_for_it(
 
     first.join()
     assert thing == 3
+
+
+def test_moved_to_a_device_no_weight_stays_behind(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 47, seen too (ComfyUI issue 10896): where GPU and CPU share one memory, weights that lie in it twice are too
+    many. torch's "meta" stands in for the device: of what moves there, nothing is left here, part by part.
+    """
+    before = tensor_bytes()
+    pipeline = loading.load_pipeline(tiny_folder, {"default": "float32"})
+    loaded, left = tensor_bytes() - before, []
+    move = torch.nn.Module.to
+
+    def moved(part: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
+        found = move(part, *arguments, **named)
+        left.append(tensor_bytes() - before)
+        return found
+
+    monkeypatch.setattr(torch.nn.Module, "to", moved)
+    pipeline.to("meta")
+    assert loaded > 100_000
+    assert left == sorted(left, reverse=True)
+    assert loaded > left[0] > left[-1]
+    assert left[-1] < loaded / 20, "a scheduler's own tables, at most"

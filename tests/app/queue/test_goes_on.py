@@ -118,7 +118,8 @@ def test_a_job_whose_worker_was_killed_while_decoding_goes_on(home: Home) -> Non
     assert killed.state == "failed"
     assert killed.error is not None
     assert "SIGKILL" in killed.error.message
-    assert "decoding" in killed.error.message
+    assert "while decoding" in killed.error.message
+    assert killed.error.message.endswith(kept.MAY_GO_ON)
     assert len(latents(home)) == 1
     (again,) = ended(owner, [owner.retry(killed.id)])
     assert again.result is not None
