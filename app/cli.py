@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import io
 import json
 import os
@@ -224,7 +225,9 @@ def _refused(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
         return 1
-    refusal = CannotRunError(f"Something can't be printed or written ({error}): free some space, and start again.")
+    full = errno.errorcode.get(error.errno or 0) in ("ENOSPC", "EDQUOT")
+    fix = "free some space" if full else "let this user read and write there, or name another place"
+    refusal = CannotRunError(f"Something can't be printed or written ({error}): {fix}, and start again.")
     refusal.__cause__ = error
     return _complain(refusal, refusal.exit_code)
 

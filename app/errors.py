@@ -45,7 +45,7 @@ class CannotRunError(KinetileError):
 
 
 class DatabaseError(CannotRunError):
-    """The queue's database can't be read or written now: a full disk, as a rule."""
+    """The queue's database can't be read or written: `app.queue.trouble` says why, and what to do."""
 
 
 class PlanRefusedError(CannotRunError):

@@ -20,11 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.errors import CannotRunError, DatabaseError, UsageError
+from app.errors import CannotRunError, UsageError
 from app.estimate import Measured
 from app.job_types import ENDED, History, Job, JobError, JobResult, JobSpec, JobState, Removal
 from app.plain import from_data, from_json, to_json
 from app.queue.migrate import open_database
+from app.queue.trouble import explained
 
 _log = logging.getLogger("kinetile.jobs")
 
@@ -40,7 +41,7 @@ class JobQueue:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._path = threading.RLock(), path
         self._base = open_database(path)
         self._closed = False
 
@@ -248,7 +249,7 @@ class JobQueue:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, which a nested one joins."""
-        with self._lock, _told():
+        with self._lock, _told(self._path):
             self._refuse_closed()
             if self._base.in_transaction:
                 yield self._base
@@ -267,7 +268,7 @@ class JobQueue:
         return [(identity, batch) for identity, batch in self._rows(f"SELECT id, batch FROM jobs WHERE {where}")]
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, _told():
+        with self._lock, _told(self._path):
             self._refuse_closed()
             return self._base.execute(sql, tuple(values)).fetchall()
 
@@ -315,17 +316,14 @@ class JobQueue:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _told(path: Path) -> Iterator[None]:
     """What the database can't do becomes a sentence."""
     try:
         yield
     except OverflowError:
         raise UsageError("That number is larger than any in the queue; name a job that is there.") from None
     except sqlite3.Error as error:
-        raise DatabaseError(
-            f"The queue's database can't be used ({error}): free some space on the disk that holds the data folder, "
-            "and try again."
-        ) from error
+        raise explained(error, path) from error
 
 
 def _measured(*row: Any) -> Measured | None:

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 from app.errors import CannotRunError
+from app.queue.trouble import explained
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -28,10 +29,7 @@ def open_database(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connecti
             # On some network drives processes can share no memory, which the log needs unless one has all to itself.
             return _opened(path, migrations, "EXCLUSIVE")
     except sqlite3.Error as error:
-        raise CannotRunError(
-            f"The queue's database {path} can't be used ({error}): move it away to start with an empty one, or choose "
-            "another data folder with --home DIR."
-        ) from error
+        raise explained(error, path) from error
 
 
 def _opened(path: Path, migrations: Path, locking: str) -> sqlite3.Connection:

@@ -57,8 +57,8 @@ def _owning(
         service.stop(now=True)
         if isinstance(error, OSError):
             raise CannotRunError(
-                f"The data folder {home.root} can't be used ({error.strerror or error}): free some space on its disk, "
-                "or choose another one with --home DIR."
+                f"The data folder {home.root} can't be used ({error.strerror or error}): see that its disk has "
+                "room and this user may write there, or choose another one with --home DIR."
             ) from error
         raise
     return service

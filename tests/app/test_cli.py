@@ -1,5 +1,6 @@
 """The command line: light, readable, frozen; errors as one sentence with the right code, in real processes."""
 
+import errno
 import json
 import os
 import re
@@ -269,6 +270,17 @@ def test_doctor_takes_accel_wishes(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "vae=fast can't be us",
         "--accel colour=red: ",
     ]
+
+
+@pytest.mark.parametrize(("number", "fix"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "name another place")])
+def test_only_a_full_disk_is_told_to_be_one(
+    number: int, fix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("app.headless.run_batch", Mock(side_effect=OSError(number, os.strerror(number))))
+    assert cli.main(["--headless", "--home", str(tmp_path)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert fix in line
+    assert ("free some space" in line) == (number == errno.ENOSPC)
 
 
 # -- in real processes ------------------------------------------------------------------------------------------------
