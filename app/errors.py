@@ -9,13 +9,17 @@
     ├── JobFailedError      1    one clip failed; others may still run
     └── Cancelled         130    stopped on request
 
-``str(error)`` is one sentence for a person: what, which value, what is allowed, what to do next.
+``str(error)`` is one sentence for a person: what, which value, what is allowed, what to do next. What only a command
+line offers stands in it in parentheses, "(on the command line: --accel vae=stock)", and `on_page` leaves that out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
+
+_BY_COMMAND = re.compile(r" \(on the command line: [^()]*\)")
 
 
 class KinetileError(Exception):
@@ -62,6 +66,11 @@ class Cancelled(KinetileError):  # noqa: N818 (an answer to a wish, not an error
     """Somebody asked the run to stop, and it did."""
 
     exit_code: ClassVar[int] = 130
+
+
+def on_page(sentence: object) -> str:
+    """A sentence, or an error's, as the page tells it: without what only a command line offers."""
+    return _BY_COMMAND.sub("", str(sentence))
 
 
 def error_named(kind: str, message: str, detail: str = "") -> KinetileError:

@@ -153,7 +153,10 @@ def why_memory(need: MemoryNeed, peak: int, free: int, whose: str, request: Gene
     size = f"{request.width}x{request.height}, {request.frames} frames"
     knobs = "try a smaller size or fewer frames"
     if need.weights > need.activations:
-        knobs = "close other programs, use a smaller model, or try --accel dtype=bfloat16"
+        knobs = (
+            "close other programs, use a smaller model, or try bf16 as the precision under Accelerate (on the command "
+            "line: --accel dtype=bfloat16)"
+        )
     found = []
     if peak > free:
         found.append(
@@ -163,8 +166,8 @@ def why_memory(need: MemoryNeed, peak: int, free: int, whose: str, request: Gene
     if need.device != "cpu" and need.device_memory and need.on_device > need.device_memory:
         found.append(
             f"Not enough memory on {need.device} for this clip ({size}): it needs about {size_text(need.on_device)} of "
-            f"{size_text(need.device_memory)}: try a smaller size or fewer frames, or leave --accel offload and tiling "
-            "at auto."
+            f"{size_text(need.device_memory)}: try a smaller size or fewer frames, or leave where weights wait "
+            "and decoding in tiles to automatic (on the command line: --accel offload=auto,tiling=auto)."
         )
     return found
 

@@ -270,7 +270,8 @@ class Engine:
                 return frames, {**self._ranks.signs(loaded.engaged.report()), "retried": note}
         raise JobFailedError(
             f"{first}, with {backends}, and with {REFERENCE} again ({again}), so no clip was saved: "
-            "try another seed, less guidance or --accel dtype=float32."
+            "try another seed, less guidance, or fp32 as the precision under Accelerate (on the command line: --accel "
+            "dtype=float32)."
         )
 
     def _attempt(self, loaded: _Loaded, run: Run, backends: str) -> Frames:

@@ -44,7 +44,8 @@ class Remembered(nn.Module):
             return self._answers[question(args, kwargs)]
         except KeyError:
             raise JobFailedError(
-                "The text encoder was freed and is asked something new: choose --accel text_encoder=keep."
+                "The text encoder was freed and is asked something new: have it kept, under Accelerate (on the command "
+                "line: --accel text_encoder=keep)."
             ) from None
 
 

@@ -99,7 +99,10 @@ class Run:
         if out_of_memory := loading.memory_ran_out(error) is not None:
             advice = "try a smaller size or fewer frames, or close other programs."
             if self.clock.stage == "loading":
-                advice = "close other programs, or try a smaller model or --accel dtype=bfloat16."
+                advice = (
+                    "close other programs, or try a smaller model or bf16 as the precision under Accelerate (on the "
+                    "command line: --accel dtype=bfloat16)."
+                )
             text = f"Out of memory while {self.place()} ({size}): {advice}"
         else:
             text = f"The clip failed while {self.place()} ({size}): {reason}"

@@ -29,6 +29,7 @@ _FILES = (
     skyreels,
     sana,
 )
+_LISTED = "the page (on the command line: python launch.py --models) lists"
 
 
 def all_families() -> tuple[Family, ...]:
@@ -51,6 +52,4 @@ def family_for(model: str) -> Family:
     if resolving.is_source(model):
         return resolving.family_of(model, families, sources.locate)
     known = [family.name for family in families]
-    raise UsageError(
-        f"model: {short(model)} is not known: {nearest(model, known, 'python launch.py --models and the page list')}."
-    )
+    raise UsageError(f"model: {short(model)} is not known: {nearest(model, known, _LISTED)}.")

@@ -26,7 +26,7 @@ from app.queue.keeper import Keeper, WorkerGoneError, error_from
 from app.queue.service import Event, JobProgress, Preview
 from app.request import GenerationRequest
 from app.video import outputs
-from app.worker.supervisor import explain
+from app.worker.supervisor import PLAIN_PYTORCH, explain
 from app.worker.wire import Message
 
 _log = logging.getLogger("kinetile.dispatch")
@@ -311,8 +311,7 @@ class Dispatcher:
             self._replace("It was ended, since it hung.")
             raise JobFailedError(
                 f"The worker hung while {place}: nothing came from it for {min(silent, idle):.0f} s and it used no "
-                "processor time, so it was replaced. Try the clip again, with plain PyTorch if it hangs again: "
-                "--accel attention=sdpa,linear=stock,text_encoder_linear=stock,vae=stock."
+                f"processor time, so it was replaced. Try the clip again; if it hangs again, with {PLAIN_PYTORCH}."
             )
         return before
 

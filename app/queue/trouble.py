@@ -7,18 +7,18 @@ from pathlib import Path
 
 from app.errors import DatabaseError
 
-ELSEWHERE = "or choose another data folder with --home DIR"
+ELSEWHERE = " (on the command line: or choose another data folder with --home DIR)"
 APART = "move it away to start with an empty queue and history; the clips that were made stay where they are"
 
 ADVICE: dict[str, tuple[int, ...]] = {
     "free some space on the disk that holds it, and try again; what it holds is kept": (sqlite3.SQLITE_FULL,),
-    f"let this user write that file and its folder, {ELSEWHERE}": (
+    f"let this user write that file and its folder{ELSEWHERE}": (
         *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH),
     ),
     "another program holds it: close that, and try again; what it holds is kept": (
         *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
     ),
-    f"see that its disk is connected and sound, and try again, {ELSEWHERE}": (sqlite3.SQLITE_IOERR,),
+    f"see that its disk is connected and sound, and try again{ELSEWHERE}": (sqlite3.SQLITE_IOERR,),
     f"the file is damaged or none of Kinetile's: put a copy of it back, or {APART}": (
         *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
     ),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from accel.readouts import words
 from app.answers import Accelerator
+from app.errors import on_page
 from app.request import AccelPreferences
 from app.ui.context import escaped, plural, sentences_html
 from app.ui.rows import button
@@ -74,6 +75,8 @@ ABOVE, BELOW = ("have", "missing"), ("use", "could")
 MARKS: Mapping[Look, str] = {"proved": "●", "unproved": "◐", "plain": "○", "off": "–", "unavailable": "×"}
 
 
+_ADD = re.compile(r"add `--accel [^`]+`")
+"""What the doctor says for a terminal; here are the switches."""
 _REMEDY = re.compile(r"install|choose|switch|set |update|upgrade|build|dtype|compil|host|again|made for", re.IGNORECASE)
 """A reason that says itself what would help; a missing instruction or chip does not."""
 
@@ -205,7 +208,7 @@ def machine_html(report: Mapping[str, Any] | None, problem: str = "", names: Seq
     parts = []
     for name in names:
         heading = HEADINGS[name]
-        sentences = [str(sentence) for sentence in report.get(name, ())]
+        sentences = [on_page(_ADD.sub("switch it on above", str(sentence))) for sentence in report.get(name, ())]
         if not sentences and name != "missing":
             continue
         items = "".join(
@@ -226,5 +229,5 @@ def _own(reason: str, row: Accelerator) -> str:
 
 
 def _sentence(reason: str) -> str:
-    text = reason.strip().rstrip(".")
+    text = on_page(reason).strip().rstrip(".")
     return f"{text[:1].upper()}{text[1:]}." if text else ""

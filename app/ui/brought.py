@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app import loras, pictures
-from app.errors import KinetileError, UsageError
+from app.errors import KinetileError, UsageError, on_page
 from app.models import family_for
 from app.models.base import Family
 from app.paths import read_bytes
@@ -116,7 +116,7 @@ def kept(context: Context, field: Field, what: dict[str, Any]) -> dict[str, Any]
         data = read_bytes(context.open_path(str(what["path"])[:4000]), pictures.MAX_BYTES)
         return seen(context, field, pictures.keep(context.home, data, title, title, field))
     except KinetileError as error:
-        return {"error": str(error)}
+        return {"error": on_page(error)}
 
 
 def seen(context: Context, field: Field, name: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def seen(context: Context, field: Field, name: str) -> dict[str, Any]:
         data = read_bytes(pictures.kept_path(context.home, name, field), pictures.MAX_BYTES)
         picture = pictures.read_picture(data, name, field)
     except KinetileError as error:
-        return {"error": str(error)}
+        return {"error": on_page(error)}
     small, stream = picture.image.copy(), io.BytesIO()
     small.thumbnail(THUMB)
     small.save(stream, format="PNG")
@@ -139,7 +139,7 @@ def choices(context: Context, model: str) -> dict[str, Any]:
         family = family_for(model)
         found = loras.listed(family, context.home)
     except KinetileError as error:
-        return {"choices": [], "two": False, "nothing": str(error), "missing": ""}
+        return {"choices": [], "two": False, "nothing": on_page(error), "missing": ""}
     folder = context.home.root / "loras"
     return {
         "choices": [{"name": one.name, "about": _about(one), "problem": one.problem} for one in found],

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from app.errors import CannotRunError, KinetileError, UsageError
+from app.errors import CannotRunError, KinetileError, UsageError, on_page
 from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.paths import Home
@@ -135,7 +135,7 @@ def told(function: Callable[..., Answer]) -> Callable[..., Answer]:
         try:
             return function(*values, **named)
         except KinetileError as error:
-            raise gr.Error(html.escape(str(error)), duration=12, title="Not done", print_exception=False) from error
+            raise gr.Error(escaped(on_page(error)), duration=12, title="Not done", print_exception=False) from error
 
     return telling
 
@@ -165,6 +165,6 @@ def plural(count: int, word: str) -> str:
 
 
 def sentences_html(sentences: Sequence[str], kind: str = "note") -> str:
-    """Sentences as a small list; empty for none."""
-    items = "".join(f"<li>{escaped(sentence)}</li>" for sentence in sentences)
+    """Sentences as a small list, without what only a command line offers; empty for none."""
+    items = "".join(f"<li>{escaped(on_page(sentence))}</li>" for sentence in sentences)
     return f'<ul class="kt-sentences kt-{kind}">{items}</ul>' if items else ""

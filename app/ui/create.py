@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from app.console import duration
-from app.errors import KinetileError, UsageError
+from app.errors import KinetileError, UsageError, on_page
 from app.models import all_families, family_for
 from app.models.base import Normalised
 from app.pictures import fitted
@@ -121,14 +121,14 @@ def _stage(context: Context, live: Live) -> Any:
         try:
             context.service.cancel([_number(what)])
         except KinetileError as error:
-            return {"error": str(error)}
+            return {"error": on_page(error)}
         return {}
 
     def share(what: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"code": encode_code(context.service.get([_number(what)])[0].spec.request)}
         except KinetileError as error:
-            return {"error": str(error)}
+            return {"error": on_page(error)}
 
     return gr.HTML(
         "",
@@ -261,7 +261,7 @@ def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
 
 
 def _problem(error: KinetileError) -> str:
-    return f'<p class="kt-problem">{escaped(error)}</p>'
+    return f'<p class="kt-problem">{escaped(on_page(error))}</p>'
 
 
 def _estimate(context: Context, values: tuple[Any, ...]) -> str:
@@ -270,7 +270,7 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
         request = _normalised(context, values).request
         found = context.service.estimate(request)
     except KinetileError as error:
-        return "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(error)}</p>'
+        return "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'
     count = int(request.count)
     if found.seconds is None:
         time = "time not known before the first clip"
@@ -289,7 +289,7 @@ def _submit(context: Context, values: tuple[Any, ...]) -> str:
         specs = context.specs(context.form.read(*values))
         context.service.submit(specs)
     except KinetileError as error:
-        return f'<p class="kt-problem" role="alert">{escaped(error)}</p>'
+        return f'<p class="kt-problem" role="alert">{escaped(on_page(error))}</p>'
     if len(specs) == 1:
         return ""
     return f'<p class="kt-hint">{len(specs)} clips are in the queue.</p>'

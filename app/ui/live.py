@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from app.console import describe
-from app.errors import KinetileError
+from app.errors import KinetileError, on_page
 from app.progress import Progress
 from app.queue.jobs import Job
 from app.queue.service import JobProgress, OwnerGoneError, Preview, Subscription
@@ -79,7 +79,7 @@ class Live:
         except OwnerGoneError:
             return {"revision": "", "error": "The process that makes the clips is being replaced; one moment."}
         except KinetileError as error:
-            return {"revision": "", "error": str(error)}
+            return {"revision": "", "error": on_page(error)}
 
     def _recent(self) -> dict[str, Any]:
         with self._lock:
@@ -197,7 +197,7 @@ def clip_data(job: Job) -> dict[str, Any]:
         "facts": timing_line(result.timings),
         "accelerators": " · ".join(filter(None, [result.ran_on, acceleration.summary(result.plan, result.report)])),
         "settings": _settings(request),
-        "notes": [item.reason for item in job.spec.adjustments] + list(result.warnings),
+        "notes": [on_page(note) for note in (*(item.reason for item in job.spec.adjustments), *result.warnings)],
     }
 
 
@@ -212,7 +212,7 @@ def _settings(request: GenerationRequest) -> str:
 
 def ended_data(job: Job) -> dict[str, Any]:
     """How the newest job ended."""
-    why = job.error.message if job.error else ""
+    why = on_page(job.error.message) if job.error else ""
     return {"job": job.id, "state": job.state, "title": shortened(name_of(job), 60), "why": why}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import UsageError
+from app.errors import UsageError, on_page
 from app.models import family_for
 from app.paths import slug
 from app.presets.files import Preset, PresetEntry
@@ -54,7 +54,7 @@ class Chosen:
 
 def problem_of(entry: PresetEntry) -> str:
     """Why a file is no preset, naming it as the list does: the folder's place says nothing to a browser."""
-    return (entry.problem or "").replace(str(entry.path), entry.path.name)
+    return on_page(entry.problem or "").replace(str(entry.path), entry.path.name)
 
 
 def list_html(own: Sequence[PresetEntry], shipped: Sequence[PresetEntry], chosen: Chosen | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.errors import KinetileError, UsageError
+from app.errors import KinetileError, UsageError, on_page
 from app.presets import encode_code
 from app.queue.jobs import ENDED, Job, JobState, Removal
 from app.queue.service import Service
@@ -198,4 +198,4 @@ def _code(job: Job) -> str:
     try:
         return encode_code(job.spec.again)
     except KinetileError as error:
-        return str(error)
+        return on_page(error)

@@ -72,7 +72,8 @@ def check_space(folder: Path, needed: int) -> None:
         place = place.parent
     if not place.is_dir():
         raise CannotRunError(
-            f"The output folder {folder} cannot be made, since {place} is not a folder: choose another with --out."
+            f"The output folder {folder} cannot be made, since {place} is not a folder: make way for it "
+            "(on the command line: or choose another with --out)."
         )
     try:
         with tempfile.TemporaryFile(dir=place, prefix=".kinetile-") as probe:
@@ -83,7 +84,7 @@ def check_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise CannotRunError(
             f"The disk that holds {folder} has {size_text(free)} free, but this run may need {size_text(needed)}: "
-            "free some space or choose another folder with --out."
+            "free some space (on the command line: or choose another folder with --out)."
         )
 
 
@@ -93,12 +94,16 @@ def explained(error: OSError, folder: Path) -> KinetileError:
         return disk_full(folder)
     reason = (error.strerror or type(error).__name__).lower()
     return CannotRunError(
-        f"Cannot write in the output folder {folder} ({reason}): make it writable or choose another with --out."
+        f"Cannot write in the output folder {folder} ({reason}): make it writable (on the command line: or choose "
+        "another with --out)."
     )
 
 
 def disk_full(folder: Path) -> CannotRunError:
-    return CannotRunError(f"The disk that holds {folder} is full: free some space or choose another folder with --out.")
+    return CannotRunError(
+        f"The disk that holds {folder} is full: free some space (on the command line: or choose another folder with "
+        "--out)."
+    )
 
 
 def size_text(size: int) -> str:

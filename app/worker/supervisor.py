@@ -23,6 +23,12 @@ from app.environment.handover import child_environment
 from app.paths import Home
 from app.worker.wire import Channel, Closed, Message
 
+PLAIN_PYTORCH = (
+    "plain PyTorch, switched on under Accelerate (on the command line: "
+    "--accel attention=sdpa,linear=stock,text_encoder_linear=stock,vae=stock)"
+)
+"""What to try when a native library may be to blame."""
+
 ROOT = Path(__file__).resolve().parents[2]
 SAVING_SECONDS = 60.0
 """A worker that is alone ends within a step, and within this long where it is saving a finished clip."""
@@ -230,10 +236,7 @@ def explain(death: Death, doing: str, memory: str) -> str:
     else:
         last = death.printed.splitlines()[-1][:200] if death.printed else "it printed nothing"
         return f"The worker ended (exit code {death.code}) while {doing}: {last}. Try the clip again."
-    return (
-        f"The worker died ({death.signal}) while {doing}; likely {cause}: try it again with plain PyTorch, "
-        "--accel attention=sdpa,linear=stock,text_encoder_linear=stock,vae=stock."
-    )
+    return f"The worker died ({death.signal}) while {doing}; likely {cause}: try it again with {PLAIN_PYTORCH}."
 
 
 def end_leftover(pid: int, created: float, patience: float) -> None:

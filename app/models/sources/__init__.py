@@ -60,11 +60,11 @@ def fetch(
 
 
 def why_not_here(family: Family, located: Located | None = None) -> str:
-    """Why no clip can be made with the family as things are, with the command that changes it; empty when one can."""
+    """Why no clip can be made with the family as things are, with what changes it; empty when one can."""
     located = located or locate(family)
     if located.is_whole:
         return ""
-    command = f"python launch.py --fetch {family.name}"
+    how = f"under Models (on the command line: python launch.py --fetch {family.name})"
     size = "" if not family.download.value else f" ({size_text(family.download.value)})"
     who = family.title
     if not family.repos and family.folder is None:
@@ -73,8 +73,8 @@ def why_not_here(family: Family, located: Located | None = None) -> str:
         lacks = told(located.problems) or f"there is no folder {family.folder}"
         return f"{who} is not whole: {lacks}; copy or make its folder again."
     if located.folder is None:
-        return f"{who} is not on this machine: fetch it{size} under Models or with {command}."
-    return f"{who} is not whole ({told(located.problems)}): fetch the rest under Models or with {command}."
+        return f"{who} is not on this machine: fetch it{size} {how}."
+    return f"{who} is not whole ({told(located.problems)}): fetch the rest {how}."
 
 
 def told(problems: tuple[str, ...]) -> str:

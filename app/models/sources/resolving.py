@@ -98,7 +98,7 @@ def _of_repository(model: str, known: Sequence[Family], locate: Locate) -> Famil
     if located.folder is None or not (located.folder / INDEX).is_file():
         raise UsageError(
             f"model: {short(model)} is not on this machine, and only its files tell what it is: fetch it under "
-            f"Models or with python launch.py --fetch {HUB}{repo}."
+            f"Models (on the command line: python launch.py --fetch {HUB}{repo})."
         )
     name = repo.partition("/")[2]
     made = _of_folder(located.folder, HUB + repo, name, known, located.problems)
@@ -131,7 +131,7 @@ def _of_folder(
     lacks = problems_in(folder) if problems is None else problems
     if lacks:
         shown = "; ".join(lacks[:3]) + (f"; and {len(lacks) - 3} more" if len(lacks) > 3 else "")
-        rest = f"fetch the rest under Models or with python launch.py --fetch {model}"
+        rest = f"fetch the rest under Models (on the command line: python launch.py --fetch {model})"
         remedy = rest if model.startswith(HUB) else "copy it again"
         raise UsageError(f"model: {short(title)} is not whole ({shown}): {remedy}.")
     own = replace(_nearest(folder, title, index, alike), name=model, aliases=(), repos=(), title=title, called="")

@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import gradio as gr
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import JobFailedError
 from app.paths import Home
 from app.queue.jobs import ENDED, JobError, JobResult
 from app.queue.service import JobProgress
 from app.request import GenerationRequest
-from app.ui.context import MOST_SERVED, Context
+from app.ui.accelerate_view import machine_html
+from app.ui.context import MOST_SERVED, Context, told
+from app.ui.live import ended_data
 from app.ui.queue_view import MOST_SHOWN, PAGE, View, clip_html, history_html, queue_html
-from app.video import save
+from app.video import outputs, save
 from tests.app.ui.desk import Desk, spec
 
 
@@ -203,3 +207,30 @@ def test_a_clip_s_file_is_named_after_its_prompt(context: Context, prompt: str) 
     assert clip.path.name.endswith("-5.mp4")
     assert len(clip.path.name.encode()) <= 130
     assert clip.path.name[:2] in prompt.replace("/", "-")
+
+
+def test_the_page_names_no_option_of_a_command_line(context: Context, tmp_path: Path) -> None:
+    """A full disk, wherever a person reads of it; and what the doctor would have them add."""
+    desk = context.service
+    assert isinstance(desk, Desk)
+    full = outputs.disk_full(tmp_path)
+    desk.submit([spec("a ball", tmp_path)])
+    job = desk.queue.take()
+    assert job is not None
+    ended = desk.queue.fail(job.id, "failed", JobError(str(full)))
+
+    def fails() -> None:
+        raise JobFailedError(str(full))
+
+    with pytest.raises(gr.Error) as caught:
+        told(fails)()
+    doctor = machine_html({"could": ["Int8: add `--accel linear=dynamic_int8`; twice as fast."]}, names=["could"])
+    said = [
+        ended_data(ended)["why"],
+        Reader(clip_html(ended, Context(desk, desk.home))).text,
+        str(caught.value.message),
+        Reader(doctor).text,
+    ]
+    assert ["is full: free some space." in text for text in said[:3]] == [True] * 3, said
+    assert "Int8: switch it on above; twice as fast." in said[3]
+    assert not any("--" in text for text in said)

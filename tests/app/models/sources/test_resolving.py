@@ -57,7 +57,8 @@ def test_a_name_of_the_catalogue_gets_the_folder_where_it_lies(
 
 def test_any_repository_that_was_fetched_is_a_model(tiny_folder: Path, cache: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"fetch it under Models or with python launch.py --fetch hf:some-one/some.model"
+        UsageError,
+        match=r"fetch it under Models \(on the command line: python launch.py --fetch hf:some-one/some.model\)",
     ):
         family_for("hf:some-one/some.model")
     snapshot = in_the_cache(tiny_folder, cache, "some-one/some.model")
@@ -68,7 +69,7 @@ def test_any_repository_that_was_fetched_is_a_model(tiny_folder: Path, cache: Pa
     assert family_for(normalised.model) == found
     (snapshot / "vae" / "config.json").unlink()
     with pytest.raises(
-        UsageError, match=r"not whole \(vae/config.json is missing\): fetch the rest under Models or with .*hf:some-one"
+        UsageError, match=r"not whole \(vae/config.json is missing\): fetch the rest under Models .*hf:some-one"
     ):
         family_for("hf:some-one/some.model")
 
