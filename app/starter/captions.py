@@ -21,6 +21,10 @@ MAX_TOKENS = 64
 TYPO_SHARE = 0.04
 """Share of content words that get a typo when typos are asked for."""
 
+SIDES_SHARE = 0.6
+"""Share of the training captions of two objects that say which one is left: at 0.45 a run of 11,050 steps learnt whose
+colour is whose, but not this."""
+
 _TONES = {word for tone in STUDIO_TONES for word in tone.split()}
 _VOWELS = "aeiou"
 
@@ -164,7 +168,7 @@ def _one_object(scene: Scene, rng: random.Random, full: bool) -> str:
 
 def _two_objects(scene: Scene, rng: random.Random, full: bool) -> str:
     first, second = (_noun_phrase(color, shape, "medium", rng, full) for color, shape in scene.objects())
-    if scene.left_first is not None and rng.random() < (0.5 if full else 0.45):
+    if scene.left_first is not None and rng.random() < (0.5 if full else SIDES_SHARE):
         left, right = (first, second) if scene.left_first else (second, first)
         text = rng.choice(phrases.SIDES).format(left=left, right=right)
     else:

@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline, WanPipeline, WanTransformer3DModel
 from torch import Tensor, nn
 
 from app.starter.flow import encode_text, look_up_by_index, predict_clean, velocity_error
-from app.starter.mix import EVEN, KINDS, Emphasis, Kind
+from app.starter.mix import EVEN, KINDS, MOST_WEIGHT, Emphasis, Kind
 from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
 from app.starter.pool import Captioner, empty_prompt
 from app.starter.replay import Replayed
@@ -139,6 +139,17 @@ class Walkers:
         self._look()
 
 
+def asked_for(difference: Tensor) -> Tensor:
+    """Weights (n, t, h, w), mean 1 in each clip, by how much the prompt matters at each place.
+
+    difference: guesses with the prompt less those without, (n, channels, t, h, w). Scenery fills most of a clip, and a
+    student that gets it right has a small error even where two objects have each other's colours.
+    """
+    share = difference.square().mean(1)
+    weights = 1 + (share / share.mean((1, 2, 3), keepdim=True).clamp(min=1e-12)).clamp(max=MOST_WEIGHT)
+    return weights / weights.mean((1, 2, 3), keepdim=True)
+
+
 class FastStep:
     """The guided teacher's guess, the student's, and the gradients of their difference."""
 
@@ -169,8 +180,9 @@ class FastStep:
                 asked = predict_clean(self.teacher, text, noisy, sigmas, dtype)
                 unasked = predict_clean(self.teacher, nothing, noisy, sigmas, dtype)
                 guided = unasked + self.guidance * (asked - unasked)
+                weights = asked_for(asked - unasked)
             clean = predict_clean(self.student, text, noisy, sigmas, dtype)
-            loss = velocity_error(clean, guided, sigmas)
+            loss = velocity_error(clean, guided, sigmas, weights)
         loss.backward()
         self.clean.copy_(clean.detach())
         self.loss.copy_(loss.detach())

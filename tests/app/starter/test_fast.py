@@ -92,3 +92,15 @@ def test_a_perfect_student_walks_to_the_clean_clip_and_starts_again() -> None:
     assert arrived > 40
     assert seen >= {round(s, 3) for row in fast.schedules().tolist() for s in row if s > 0}
     assert bool((walkers.ids == 5).all())
+
+
+def test_places_that_the_prompt_changes_weigh_more_in_every_clip_alike() -> None:
+    difference = 0.01 * torch.randn(2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    difference[0, :, :, 2, 2] = 1.0
+    difference[1, :, :, 4, 1] = 1e-3
+    difference[1] *= 1e-3
+    weights = fast.asked_for(difference)
+    torch.testing.assert_close(weights.mean((1, 2, 3)), torch.ones(2))
+    assert float(weights[0, :, 2, 2].min()) > 4 * float(weights[0, :, 5, 5].max())
+    assert float(weights[1].max()) < 4, "no single place of a clip that asks for nothing"
+    assert fast.asked_for(torch.zeros(1, 4, 3, 6, 6)).equal(torch.ones(1, 3, 6, 6))

@@ -14,7 +14,8 @@ from diffusers import DiffusionPipeline
 from app.starter import captions, phrases
 from app.starter.flow import encode_text
 from app.starter.model import build_text_encoder
-from app.starter.train_transformer import take_text_encoder
+from app.starter.train_transformer import Kept, take_text_encoder
+from app.starter.training import Average, Flat, Muon, Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -59,3 +60,36 @@ def test_a_trained_text_encoder_is_taken_over_by_what_its_pieces_spell(tmp_path:
     print(f"largest difference {float((ours - theirs).abs().max()):.1e}")
     torch.testing.assert_close(ours, theirs)
     assert taken.shared.weight is taken.encoder.embed_tokens.weight
+
+
+class Run:
+    """Two matrices and a vector in training."""
+
+    def __init__(self, file: Path) -> None:
+        torch.manual_seed(1)
+        matrices = [torch.nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
+        self.flat = Flat([matrices, [torch.nn.Parameter(torch.randn(5))]])
+        self.muon = Muon(matrices)
+        self.adam = torch.optim.AdamW([{"params": [self.flat.groups[1]], "rate": 0.1}], lr=0.1)
+        self.average = Average([self.flat.data], 0.9)
+        self.kept = Kept(file, Ranks(), self.flat, self.muon, self.adam, self.average)
+
+    def steps(self, numbers: range) -> None:
+        for number in numbers:
+            self.flat.grad.copy_(torch.randn(self.flat.grad.shape, generator=torch.Generator().manual_seed(number)))
+            self.adam.step()
+            self.muon.step(0.05)
+            self.average.update()
+
+
+def test_a_run_in_two_parts_ends_as_in_one(tmp_path: Path) -> None:
+    whole, first, second = (Run(tmp_path / name) for name in ("whole.pt", "parts.pt", "parts.pt"))
+    whole.steps(range(9))
+    first.steps(range(4))
+    first.kept.put(4)
+    assert second.kept.take() == 4
+    second.steps(range(4, 9))
+    torch.testing.assert_close(second.flat.data, whole.flat.data, rtol=0, atol=0)
+    torch.testing.assert_close(second.average.values, whole.average.values, rtol=0, atol=0)
+    with pytest.raises(FileNotFoundError):
+        Run(tmp_path / "none.pt").kept.take()
