@@ -14,13 +14,13 @@ from typing import Any
 import gradio as gr
 
 from app.answers import Accelerator
-from app.errors import KinetileError, UsageError
+from app.errors import CannotRunError, KinetileError, UsageError
 from app.models import family_for
 from app.plain import to_data
 from app.queue.service import with_preferences
-from app.request import AccelPreferences, GenerationRequest
+from app.request import MAX_GPUS, AccelPreferences, GenerationRequest
 from app.ui.accelerate_view import BELOW, CHOICES, GROUPS, machine_html, table_html
-from app.ui.context import Context, TabParts, told
+from app.ui.context import Context, TabParts, sentences_html, told
 from app.ui.endpoints import add_endpoints
 from app.ui.readouts import Readouts
 from app.ui.rows import HEARD, actions, read_data
@@ -58,11 +58,12 @@ def build(context: Context) -> TabParts:
     measured = readouts.build()
     tab = _Tab(context, readouts)
     shown = [seen, table, problem]
+    clip = [model, context.form.by_name["gpus"]]
     context.version.change(
-        tab.refresh, [seen, model, readouts.pair], [*shown, *measured], trigger_mode="always_last", **HEARD
+        tab.refresh, [seen, *clip, readouts.pair], [*shown, *measured], trigger_mode="always_last", **HEARD
     )
-    model.change(told(tab.show), [model], shown, **HEARD)
-    table.click(told(tab.switch), [model], shown, **HEARD)
+    gr.on([one.change for one in clip], told(tab.show), clip, shown, trigger_mode="always_last", **HEARD)
+    table.click(told(tab.switch), clip, shown, **HEARD)
     tab.add_endpoints()
     first = models[0][1]
     return TabParts(
@@ -81,26 +82,35 @@ class _Tab:
     context: Context
     readouts: Readouts
 
-    def load(self, model: str) -> list[Any]:
+    def load(self, model: str, gpus: object = 1) -> list[Any]:
         """What a page shows that was just opened."""
         try:
-            return self.show(model)
+            return self.show(model, gpus)
         except KinetileError as error:
             return [Seen(), "", machine_html(None, str(error))]
 
-    def show(self, model: str) -> list[Any]:
-        """The table for a model as things stand."""
-        preferences = self.context.service.preferences()
-        rows = self.rows(model)
-        return [self._seen(), table_html(rows, preferences), ""]
+    def show(self, model: str, gpus: object = 1) -> list[Any]:
+        """The table for a model as things stand, on as many GPUs as Create asks for; on one where that can't be."""
+        preferences, count, problem = self.context.service.preferences(), _count(gpus), ""
+        try:
+            rows = self.rows(model, count)
+        except CannotRunError as error:
+            if count == 1:
+                raise
+            rows, problem = self.rows(model), sentences_html([f"{error} The table is for one device."], "bad")
+            count = 1
+        return [self._seen(), table_html(rows, preferences, count), problem]
 
-    def rows(self, model: str) -> tuple[Accelerator, ...]:
-        """Every backend for clips of the model's usual size, under the stored preferences."""
+    def rows(self, model: str, gpus: int = 1) -> tuple[Accelerator, ...]:
+        """Every backend for clips of the model's usual size, under the stored preferences. Raises CannotRunError where
+        so many GPUs can't make one.
+        """
         service = self.context.service
-        request = family_for(model).normalise(GenerationRequest(model=model)).request
-        return service.accelerators(with_preferences(request, service.preferences()))
+        # with a prompt there is guidance, whose two branches are dealt out
+        asked = GenerationRequest(model=model, prompt="any", accel=AccelPreferences(gpus=gpus))
+        return service.accelerators(with_preferences(family_for(model).normalise(asked).request, service.preferences()))
 
-    def refresh(self, seen: Seen, model: str, pair: int) -> list[Any]:
+    def refresh(self, seen: Seen, model: str, gpus: object, pair: int) -> list[Any]:
         """After a clip ended, a switch was moved in another browser, or a measurement began or ended."""
         now = self._seen()
         if seen == now:
@@ -108,7 +118,7 @@ class _Tab:
         measured = self.readouts.show(model, pair) if seen.measured != now.measured else [gr.skip()] * 6
         if (seen.last, seen.preferences) == (now.last, now.preferences) and now.measured[1] != "done":
             return [now, gr.skip(), gr.skip(), *measured]
-        return [*self.load(model), *measured]
+        return [*self.load(model, gpus), *measured]
 
     def _seen(self) -> Seen:
         service = self.context.service
@@ -116,7 +126,7 @@ class _Tab:
         state = service.measuring()
         return Seen(newest[0].id if newest else -1, service.preferences(), (state.number, state.state))
 
-    def switch(self, model: str, event: gr.EventData) -> list[Any]:
+    def switch(self, model: str, gpus: object, event: gr.EventData) -> list[Any]:
         """A switch was moved. What can't be is refused with its sentence, and nothing changes."""
         data = read_data(event)
         setting, name, on = data.get("setting", ""), data.get("name", ""), data.get("on") == "on"
@@ -127,7 +137,7 @@ class _Tab:
         else:
             after = switched(before, self.rows(model), setting, name, on)
         service.set_preferences(after)
-        return self.show(model)
+        return self.show(model, gpus)
 
     def machine(self) -> tuple[str, str]:
         """The doctor's sentences, above and below the table."""
@@ -140,9 +150,10 @@ class _Tab:
     def add_endpoints(self) -> None:
         """Register the endpoints on the page that is being built."""
 
-        def accelerators(model: str = "starter") -> list[dict[str, Any]]:
-            """Every backend of every stage: state, reasons, and what the last clip counted."""
-            return [to_data(row) for row in self.rows(model)]
+        def accelerators(model: str = "starter", gpus: int = 1) -> list[dict[str, Any]]:
+            """Every backend of every stage, for clips that so many GPUs make together: state, reasons, and what the
+            last clip counted."""
+            return [to_data(row) for row in self.rows(model, _count(gpus))]
 
         def accelerate(setting: str, choice: str) -> dict[str, Any]:
             """Choose a backend (or dtype, or compile) for the next clips: its name, or "auto". Returns all settings."""
@@ -158,6 +169,11 @@ class _Tab:
             return self.context.service.doctor()
 
         add_endpoints(accelerators, accelerate, preferences, doctor)
+
+
+def _count(gpus: object) -> int:
+    """GPUs together, as a field has them; one where that is no such number, which Create itself tells."""
+    return int(gpus) if isinstance(gpus, (int, float)) and gpus in range(1, MAX_GPUS + 1) else 1
 
 
 def chosen(preferences: AccelPreferences, setting: str, choice: str) -> AccelPreferences:

@@ -120,16 +120,17 @@ def counts_of(row: Accelerator) -> str:
 COLUMNS = ("Backend", "State", "Why", "Speed-up", "Error", "Of peak", "Last clip", "Switch")
 
 
-def table_html(rows: Sequence[Accelerator], preferences: AccelPreferences) -> str:
-    """Every backend by setting, and the other choices."""
+def table_html(rows: Sequence[Accelerator], preferences: AccelPreferences, gpus: int = 1) -> str:
+    """Every backend by setting, and the other choices. gpus: how many make the clips that the rows are about."""
     groups = "".join(
         _group(setting, [row for row in rows if row.setting == setting], preferences)
         for setting in GROUPS
         if any(row.setting == setting for row in rows)
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    together = f'<p class="kt-quiet">For clips that {gpus} GPUs make together, as Create asks.</p>' if gpus > 1 else ""
     return (
-        f'<table class="kt-accel"><thead><tr>{head}</tr></thead>{groups}</table>'
+        f'{together}<table class="kt-accel"><thead><tr>{head}</tr></thead>{groups}</table>'
         f'<div class="kt-choices">{"".join(_choice(name, preferences) for name in CHOICES)}</div>'
     )
 

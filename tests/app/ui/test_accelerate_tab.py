@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.answers import Accelerator
+from app.engine.several import ON_CPU
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
 from app.request import AccelPreferences, GenerationRequest
-from app.ui.accelerate import chosen, switched
+from app.ui.accelerate import _Tab, chosen, switched
 from app.ui.accelerate_view import MARKS, counts_of, machine_html, state_of, table_html
+from app.ui.context import Context
+from app.worker import questions
 from tests.accel.recorded import machine
 from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served
@@ -224,3 +228,42 @@ def test_an_impossible_switch_is_refused_by_its_endpoint(served: Served) -> None
             client.predict(setting, choice, api_name="/accelerate")
     assert client.predict(api_name="/preferences")["attention"] == "auto"
     assert client.predict(api_name="/doctor")["have"]
+
+
+def test_the_table_is_for_as_many_gpus_as_create_asks_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a prompt, since guidance's branches are dealt out; where so many can't be had, for one, and that is said."""
+    asked: list[tuple[int, bool]] = []
+    planned = desk.accelerators
+
+    def accelerators(request: GenerationRequest) -> tuple[Accelerator, ...]:
+        asked.append((request.accel.gpus, bool(request.prompt)))
+        if request.accel.gpus > 2:
+            raise CannotRunError(
+                f"gpus={request.accel.gpus}: this machine has 2 GPUs that can be used; take at most 2."
+            )
+        return planned(request)
+
+    monkeypatch.setattr(desk, "accelerators", accelerators)
+    tab = _Tab(Context(desk, desk.home), None)  # type: ignore[arg-type]
+    desk.set_preferences(AccelPreferences(vae="stock"))
+    told = {gpus: [Reader(part).text for part in tab.show("starter", gpus)[1:]] for gpus in (1, 2, 3, None, 0.5)}
+    assert [count for count, _ in asked] == [1, 2, 3, 1, 1, 1]
+    assert all(prompt for _, prompt in asked)
+    together = "For clips that 2 GPUs make together"
+    assert {gpus: together in table for gpus, (table, _) in told.items()} == {
+        gpus: gpus == 2 for gpus in (1, 2, 3, None, 0.5)
+    }
+    assert "take at most 2. The table is for one device." in told[3][1]
+    assert [problem for gpus, (_, problem) in told.items() if gpus != 3] == [""] * 4
+
+
+def test_two_gpus_have_verdicts_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On CPUs that stand in for them: no cache of steps where each GPU has some of the tokens."""
+    monkeypatch.setenv(ON_CPU, "1")
+    service = SimpleNamespace(
+        preferences=AccelPreferences, accelerators=lambda request: questions.accelerators(request, Home(tmp_path))
+    )
+    tab = _Tab(Context(service, Home(tmp_path)), None)  # type: ignore[arg-type]
+    states = {gpus: {row.name: row.state for row in tab.rows("starter", gpus)} for gpus in (1, 4)}
+    assert states[1]["first_block"] == "off"
+    assert states[4]["first_block"] == "unavailable"
