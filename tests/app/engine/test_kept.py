@@ -146,6 +146,19 @@ def test_the_next_try_goes_on_from_decoding_and_gives_the_same_clip(
         assert np.array_equal(undisturbed.frames, plain.frames)
 
 
+@pytest.mark.parametrize("wish", [{"text_encoder": "free"}, {"cache": "first_block:0.9"}, {"linear": "dynamic_int8"}])
+def test_so_it_does_with_every_kind_of_accelerator(engine: Engine, wish: dict[str, str]) -> None:
+    """Case 52: an encoder that is gone once it has read, blocks that are used again, packed weights."""
+    request = REQUEST.model_copy(update={"accel": PLAIN.model_copy(update=wish), "steps": 6})
+    plain = engine.generate(request)
+    kept_of(engine, request)
+    clip = engine.generate(request, keeps=True)
+    assert "resumed" in clip.report
+    assert np.array_equal(clip.frames, plain.frames)
+    assert counted(clip.report) == counted(plain.report)
+    assert np.array_equal(engine.generate(request).frames, plain.frames), "the accelerators are as they were"
+
+
 @pytest.mark.parametrize("place", ["decoding", "frame"])
 def test_a_clip_that_was_stopped_while_decoding_goes_on_too(engine: Engine, place: str) -> None:
     """Case 52: whatever the end was, and as often as it takes."""
