@@ -226,7 +226,9 @@ PHASES: dict[str, Callable[[Progress], bool]] = {
 
 @pytest.mark.parametrize("place", PHASES)
 def test_cancel_acts_in_every_phase_and_the_next_clip_is_clean(engine: Engine, clean: Frames, place: str) -> None:
-    """Case 40: while the model is loaded, while it works, and while frames are decoded."""
+    """Case 40: while the model is loaded (row 42, seen too: ComfyUI issue 1920), while it works, and while frames are
+    decoded.
+    """
     if place.startswith("loading"):
         engine.close()
     stop = StopWhen(PHASES[place])

@@ -152,7 +152,7 @@ def test_the_largest_seed_reaches_the_clip_unrounded(tab: Tab, served: Served) -
     tab.expect_clip("the largest seed")
     (clip,) = served.outputs.glob("the-largest-seed*.mp4")
     assert read_request(clip).seed == int(LARGEST_SEED)
-    tab.fill(Prompt="something else", Steps=7).choose_seed("Random")
+    tab.fill(Prompt="something else", Steps=7).choose_seed("Fixed", "5").choose_seed("Random")
     tab.page.get_by_role("button", name="Reuse settings").click()
     for label, value in {"Seed number": LARGEST_SEED, "Prompt": "the largest seed", "Steps": "2"}.items():
         tab.expect_value(label, value)

@@ -251,3 +251,16 @@ def test_a_name_too_long_for_windows_becomes_clip(tmp_path: Path, monkeypatch: p
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert outputs.size_text(size) == text
+
+
+def test_a_folder_of_twenty_thousand_clips_takes_one_more(tmp_path: Path) -> None:
+    """Row 42, seen too (stable-diffusion-webui issue 2650): under the first free number, the others untouched."""
+    for number in range(1, 20_001):
+        (tmp_path / f"clip{f'-{number}' if number > 1 else ''}.mp4").touch()
+    with outputs.drafting(tmp_path, "clip") as draft:
+        draft.file(".png").write_bytes(b"new")
+        draft.file(".mp4").write_bytes(b"new")
+        final = draft.publish([".png", ".mp4"])
+    assert final[".mp4"] == tmp_path / "clip-20001.mp4"
+    assert final[".mp4"].read_bytes() == final[".png"].read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 20_002
