@@ -59,7 +59,7 @@ def nearest(word: str, names: Iterable[str], where: str) -> str:
     if near:
         told = "did you mean " + " or ".join(f'"{name}"' for name in near[: 1 if few else NEAR])
     else:
-        told = f"possible are {', '.join(known if few else known[:NEAR])}"
+        told = f"possible {'are' if len(known) > 1 else 'is'} {', '.join(known if few else known[:NEAR])}"
     return told if few else f"{told}; {where} all {len(known)}"
 
 

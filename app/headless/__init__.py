@@ -329,6 +329,8 @@ class _Batch:
             self._reporter.say(f"  note: {line}")
 
     def _summarise(self, stopped: bool) -> None:
+        if not self._outcomes:
+            return
         rows = []
         for outcome in self._outcomes:
             made = None if outcome.job is None else outcome.job.result

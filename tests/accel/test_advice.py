@@ -38,7 +38,7 @@ MANY = [f"model-{number}" for number in range(30)]
     [
         ("stepz", ["steps", "seed"], 'did you mean "steps"'),
         ("nothing", ["steps", "seed"], "possible are steps, seed"),
-        ("x" * 100_000, ["steps"], "possible are steps"),
+        ("x" * 100_000, ["steps"], "possible is steps"),
         ("nothing", MANY, "possible are model-0, model-1, model-2; the page lists all 30"),
         ("MODEL-17", MANY, 'did you mean "model-17" or "model-7" or "model-1"; the page lists all 30'),
     ],

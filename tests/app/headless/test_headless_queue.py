@@ -140,7 +140,7 @@ def test_ctrl_c_before_anything_is_queued_does_not_claim_that_it_is(
 
 def test_resume_with_an_empty_queue_says_so(runs: Runs) -> None:
     assert runs.run(resume=True) == 0
-    assert "Nothing is queued" in runs.stdout
+    assert runs.stdout == "Nothing is queued, so there is nothing to go on with.\n"
 
 
 # -- failing ----------------------------------------------------------------------------------------------------------
