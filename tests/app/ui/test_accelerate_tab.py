@@ -16,7 +16,7 @@ from app.answers import Accelerator
 from app.engine.several import ON_CPU
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
-from app.request import AccelPreferences, GenerationRequest
+from app.request import MAX_GPUS, AccelPreferences, GenerationRequest
 from app.ui.accelerate import _Tab, chosen, switched
 from app.ui.accelerate_view import MARKS, counts_of, machine_html, state_of, table_html
 from app.ui.context import Context
@@ -267,3 +267,13 @@ def test_two_gpus_have_verdicts_of_their_own(monkeypatch: pytest.MonkeyPatch, tm
     states = {gpus: {row.name: row.state for row in tab.rows("starter", gpus)} for gpus in (1, 4)}
     assert states[1]["first_block"] == "off"
     assert states[4]["first_block"] == "unavailable"
+
+
+def test_gpus_that_are_not_here_are_told_above_the_table(tab: Tab) -> None:
+    tab.page.get_by_role("button", name="More").first.click()
+    tab.fill(GPUs_together=MAX_GPUS).show("Accelerate")
+    problem = tab.page.locator("#kt-accel-problem").get_by_text("The table is for one device.")
+    problem.wait_for(timeout=PATIENCE)
+    switch(tab, "vae", "").wait_for(timeout=PATIENCE)
+    tab.show("Create").fill(GPUs_together=1).show("Accelerate")
+    problem.wait_for(state="detached", timeout=PATIENCE)
