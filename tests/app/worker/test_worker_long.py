@@ -39,6 +39,7 @@ def has_come_to(service: LocalService, stage: Stage) -> bool:
 
 
 def test_memory_is_flat_over_fifty_jobs(service: LocalService) -> None:
+    """Row 47, seen too (Wan2GP issue 1253): the program's as well as the worker's."""
     server, worker = [], []
     for seed in range(55):
         (job,) = ended(service, service.submit([spec(service.home.outputs, seed=seed)]), 300)
