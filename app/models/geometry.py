@@ -49,6 +49,12 @@ def multiples_in(folder: Path) -> Multiples | None:
     return found if min(found.width, found.height, found.frames) > 0 else None
 
 
+def joins_two_pictures(folder: Path) -> bool:
+    """Whether the model in ``folder`` learnt places for the tokens of a first and a last picture, as Wan's first and
+    last frame models did; others of that pipeline see one picture or none."""
+    return bool(_config(folder / "transformer").get("pos_embed_seq_len"))
+
+
 def factors_of(vae_class: str, config: Config) -> tuple[int, int] | None:
     """Pixels in each direction and frames after the first that one latent stands for; None where that is not known."""
     try:

@@ -20,7 +20,7 @@ from typing import Any
 from accel.reading import read_json
 from app.errors import UsageError
 from app.models.base import Family, Rules
-from app.models.geometry import Multiples, multiples_in
+from app.models.geometry import Multiples, joins_two_pictures, multiples_in
 from app.models.sources.cache import REPO, Located, in_cache
 from app.models.sources.choosing import INDEX, components_in, is_pickle
 from app.models.sources.gguf import read_tensors
@@ -147,13 +147,15 @@ def _nearest(folder: Path, title: str, index: Mapping[str, Any], alike: Sequence
             return family
     held = sum(_parameters(part) for part in folder.iterdir() if part.is_dir())
     two, found = "transformer_2" in components_in(index), multiples_in(folder)
+    joins = joins_two_pictures(folder)
 
-    def apart(family: Family) -> tuple[bool, bool, bool, float]:
+    def apart(family: Family) -> tuple[bool, bool, bool, bool, float]:
         figure, both = family.memory.get("bfloat16"), bool(family.image_pipeline)
         return (
             two != (family.defaults.guidance_2 is not None),
             # Wan's way of starting one transformer from text as well as from a picture.
             bool(index.get("expand_timesteps", both)) != both,
+            joins != ("last_image" in family.needs),
             found is not None and found != _multiples_of(family.rules),
             abs(math.log(figure.value / 2 / held)) if figure is not None and figure.value and held else math.inf,
         )

@@ -121,6 +121,7 @@ def test_of_several_families_the_most_alike_is_taken(folder: Path, cache: Path) 
         ("wan-t2v-two", "wan2.2-t2v-a14b"),
         ("wan-ti2v", "wan2.2-ti2v-5b"),
         ("wan-i2v", "wan2.1-i2v-14b-480p"),
+        ("wan-flf2v", "wan2.1-flf2v-14b-720p"),
         ("wan-i2v-two", "wan2.2-i2v-a14b"),
         ("cogvideox-i2v", "cogvideox-5b-i2v"),
         ("cogvideox-15", "cogvideox-1.5-5b"),
