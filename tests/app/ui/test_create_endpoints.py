@@ -49,7 +49,7 @@ def test_a_program_learns_what_a_clip_takes(served: Served) -> None:
         ({"steps": "many"}, "steps"),
         ({"output": "/tmp/evil"}, "output"),
         ({"model": "nothing"}, "nothing"),
-        ({"scheduler": "euler"}, "possible: unipc"),
+        ({"scheduler": "euler"}, "possible is unipc"),
     ],
 )
 def test_what_is_not_possible_is_told_in_a_sentence(served: Served, request_: dict[str, Any], words: str) -> None:
