@@ -35,6 +35,11 @@ _SAVE = f"""(...values) => {{
   if (!(window.kinetile || {{}}).restored) return values[values.length - 1];
   return Object.fromEntries({list(NAMES)}.map((name, i) => [name, values[i]]));
 }}"""
+_ASKED = "(...values) => { window.kinetile.asked = JSON.stringify(values); return values; }"
+_CLEARED = """(...values) => {
+  const notice = values.pop();
+  return JSON.stringify(values) === (window.kinetile || {}).asked ? notice : '';
+}"""
 _RESTORED = "() => { window.kinetile = Object.assign(window.kinetile || {}, {restored: true}); }"
 _REUSE = f"(mode, seed) => mode === '{REUSE}' && (window.kinetile || {{}}).seed ? window.kinetile.seed : seed"
 
@@ -165,7 +170,8 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     stage.change(form_estimate, fields, [parts["estimate"]], **estimating)
     gr.on(changes, None, [*fields, store], [store], js=_SAVE, **PRIVATE)
 
-    gr.on(changes, None, None, [parts["notice"]], js="() => ''", **PRIVATE)  # it spoke of what stood there before
+    # It spoke of what stood there before. What only looks like a change, on a busy machine long after, leaves it.
+    gr.on(changes, None, [*fields, parts["notice"]], [parts["notice"]], js=_CLEARED, **PRIVATE)
 
     size = [parts["width"], parts["height"]]
     by_choice = [parts["model"], parts["aspect"], parts["quality"]]
@@ -176,7 +182,7 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     parts["model"].change(told(_possible), brings, by_model, **HEARD)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
 
-    parts["generate"].click(submit, fields, [parts["notice"]], **QUICK).then(
+    parts["generate"].click(submit, fields, [parts["notice"]], js=_ASKED, **QUICK).then(
         None, None, None, js="() => window.kinetile && window.kinetile.follow()", **PRIVATE
     )
 

@@ -174,6 +174,8 @@ def test_what_is_not_possible_is_one_sentence_and_nothing_is_lost(tab: Tab, fiel
     assert words in problem.inner_text()
     assert tab.page.locator(".kt-request .kt-problem:visible").count() == 1, "it is told twice"
     tab.expect_value("Prompt", "typed with care")
+    tab.fill(Steps=3)
+    problem.wait_for(state="detached")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
