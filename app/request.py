@@ -199,7 +199,7 @@ class GenerationRequest(Data):
             seed = secrets.randbelow(MAX_SEED + 2 - self.count)
         if seed + self.count - 1 > MAX_SEED:
             raise UsageError(
-                f"seed {seed} with count {self.count} goes past {MAX_SEED}, the largest seed; use a smaller seed."
+                f"seed {seed} with count {self.count} goes past {MAX_SEED:,}, the largest seed; use a smaller seed."
             )
         return tuple(self.model_copy(update={"count": 1, "seed": seed + i}) for i in range(self.count))
 

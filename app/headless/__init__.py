@@ -25,6 +25,7 @@ from app.headless.batch import BatchSettings, Outcome, asked_in, check_disk_and_
 from app.headless.following import Follower
 from app.headless.words import ENDED, clips_text, estimate_line, why_unplayable
 from app.interrupt import Interrupts
+from app.models.base import notes_of
 from app.presets import FIRST, encode_code, read_source
 from app.queue.service import Service, open_service
 from app.remote.cluster import Address, Cluster, connect
@@ -237,9 +238,7 @@ class _Batch:
         groups: dict[tuple[str, ...], list[Outcome]] = {}
         for outcome in self._open():
             lines = [f"adjusted: {item.reason}" for item in outcome.spec.adjustments]
-            lines += [f"note: {note}" for note in outcome.notes]
-            if not outcome.spec.request.prompt.strip():
-                lines.append("note: The prompt is empty, so the clip is made unconditionally, without guidance.")
+            lines += [f"note: {note}" for note in (*outcome.notes, *notes_of(outcome.spec.request))]
             groups.setdefault((outcome.spec.origin, outcome.spec.name, *lines), []).append(outcome)
         for (_, name, *lines), members in groups.items():
             request = members[0].spec.request

@@ -147,6 +147,13 @@ class Normalised:
     prompt_tokens: TokenUse | None = None
 
 
+def notes_of(request: GenerationRequest) -> tuple[str, ...]:
+    """What is made as asked and is yet to be said beforehand, as sentences; nothing is refused or stored for it."""
+    if request.prompt.strip():
+        return ()
+    return ("The prompt is empty, so the clip is made unconditionally, without guidance.",)
+
+
 @dataclass(frozen=True)
 class Family:
     """One model that clips can be made with."""

@@ -13,7 +13,7 @@ import gradio as gr
 from app.console import duration
 from app.errors import KinetileError, UsageError, on_page
 from app.models import all_families, family_for
-from app.models.base import Normalised
+from app.models.base import Normalised, notes_of
 from app.pictures import fitted
 from app.presets import encode_code
 from app.request import GenerationRequest, parse_request
@@ -41,7 +41,10 @@ _CLEARED = """(...values) => {
   return JSON.stringify(values) === (window.kinetile || {}).asked ? notice : '';
 }"""
 _RESTORED = "() => { window.kinetile = Object.assign(window.kinetile || {}, {restored: true}); }"
-_REUSE = f"(mode, seed) => mode === '{REUSE}' && (window.kinetile || {{}}).seed ? window.kinetile.seed : seed"
+_SEED = f"""(mode, seed) => {{
+  if (mode === '{RANDOM}') return '';
+  return mode === '{REUSE}' && (window.kinetile || {{}}).seed ? window.kinetile.seed : seed;
+}}"""
 
 
 def build(context: Context, live: Live) -> TabParts:
@@ -180,10 +183,10 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras", "words")]
     brings = [parts[name] for name in ("model", "image", "last_image", "loras")]
     parts["model"].change(told(_possible), brings, by_model, **HEARD)
-    parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_REUSE, **PRIVATE)
+    parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_SEED, **PRIVATE)
 
     parts["generate"].click(submit, fields, [parts["notice"]], js=_ASKED, **QUICK).then(
-        None, None, None, js="() => window.kinetile && window.kinetile.follow()", **PRIVATE
+        None, [parts["notice"]], None, js="(notice) => window.kinetile && window.kinetile.follow(notice)", **PRIVATE
     )
 
     def reuse(event: gr.EventData) -> list[Any]:
@@ -255,12 +258,13 @@ def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
     request, use = made.request, made.prompt_tokens
     # the model's own end mark is no token of a person who wrote nothing
     tokens = f"{use.total:,} of {use.limit:,} tokens" if use is not None and request.prompt.strip() else ""
+    notes = "".join(f'<p class="kt-hint">{escaped(note)}</p>' for note in notes_of(request))
     about_prompt = [item.reason for item in made.adjustments if item.field == "prompt"]
     others = [item.reason for item in made.adjustments if item.field != "prompt"]
     frames, fps = int(request.frames or 0), float(request.fps or 1)
     length = f"{request.width}×{request.height} · {frames} frames = {frames / fps:.1f} s at {fps:g} fps"
     return [
-        f'<p class="kt-hint kt-right-hint">{escaped(tokens)}</p>{sentences_html(about_prompt)}',
+        f'<p class="kt-hint kt-right-hint">{escaped(tokens)}</p>{notes}{sentences_html(about_prompt)}',
         f'<p class="kt-hint">{escaped(length)}</p>{sentences_html(others)}',
         *choice,
     ]

@@ -160,9 +160,9 @@ def _seed(text: Any) -> int:
     """Seeds travel as text: a browser's numbers would round large ones."""
     digits = str(text or "").strip()
     if not digits:
-        raise UsageError(f"seed: write a whole number from 0 to {MAX_SEED}, or choose Random.")
+        raise UsageError(f"seed: write a whole number from 0 to {MAX_SEED:,}, or choose Random.")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > MAX_SEED:
-        raise UsageError(f"seed: {digits[:40]!r} is not possible; write a whole number from 0 to {MAX_SEED}.")
+        raise UsageError(f"seed: {digits[:40]!r} is not possible; write a whole number from 0 to {MAX_SEED:,}.")
     return int(digits)
 
 

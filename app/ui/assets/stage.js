@@ -2,10 +2,22 @@
 // nothing flickers or jumps. The clip on the stage follows the work unless the person chose another one.
 const part = (name) => element.querySelector('.ks-' + name);
 const every = {running: 400, idle: 1200, hidden: 4000};
-const state = {revision: '', preview: [0, 0], clip: null, chosen: 0, running: null, recent: [], wanted: null, ended: 0, spoke: 0};
+const state = {revision: '', preview: [0, 0], clip: null, chosen: 0, running: null, recent: [], wanted: null, ended: 0, spoke: 0, pressed: 0};
 let timer = null, asking = false, again = false;
 
 const text = (node, words) => { if (node.textContent !== words) node.textContent = words; };
+
+// A cancel is what the person wanted, and no error.
+function trouble(words, calm = false) {
+  text(part('trouble'), words);
+  part('trouble').classList.toggle('ks-calm', calm);
+}
+
+// Unlike progress, which keeps to one line so that nothing jumps, it is shown whole.
+function noAnswer(words) {
+  text(part('now'), words);
+  part('now').classList.add('ks-lost');
+}
 
 function size(width, height) {
   part('picture').style.setProperty('--ks-ratio', width / height);
@@ -19,9 +31,10 @@ function show(what) {
   else play();
 }
 
+const still = () => matchMedia('(prefers-reduced-motion: reduce)').matches;
+
 function play() {
-  const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
-  if (!still && part('video').src) part('video').play().catch(() => {});
+  if (!still() && part('video').src) part('video').play().catch(() => {});
 }
 
 function tell(what, times, accelerators, notes, ready) {
@@ -103,21 +116,21 @@ function tellProgress(running, waiting) {
   const more = waiting ? ` · ${waiting} waiting` : '';
   const words = running ? running.text + more : waiting ? `${waiting} waiting` : 'Ready. Closing this page is safe: jobs go on without it.';
   text(part('now'), words);
+  part('now').classList.remove('ks-lost');
   bar.setAttribute('aria-valuetext', words);
   element.querySelector('[data-do=cancel]').disabled = !running || running.stopping;
   if (running && Date.now() - state.spoke > 5000) { state.spoke = Date.now(); text(part('said'), words); }
-  document.body.classList.toggle('kt-busy', !!running);
   document.title = running ? `${percent} % · Kinetile` : 'Kinetile';
   const tab = document.getElementById('tab-queue-button');
   if (tab) { const count = waiting + (running ? 1 : 0); if (count) tab.dataset.count = count; else delete tab.dataset.count; }
 }
 
 function take(news) {
-  if (news.error) { text(part('now'), news.error); return; }
+  if (news.error) { noAnswer(news.error); return; }
   const before = state.running;
   state.running = news.running;
   if (news.running && (!before || before.job !== news.running.job)) {
-    text(part('trouble'), '');
+    trouble('');
     if (!state.chosen) { part('preview').style.backgroundImage = 'none'; showRunning(news.running); }
   }
   if (news.running && news.running.text.startsWith('starting')) part('picture').classList.add('ks-waiting'); else part('picture').classList.remove('ks-waiting');
@@ -129,12 +142,25 @@ function take(news) {
   }
   state.revision = news.revision;
   if (!news.running && !state.chosen) {
-    if (state.recent.length) showClip(state.recent[0]); else { show('empty'); }
+    if (state.recent.length) showClip(state.recent[0]); else { show('empty'); tell({title: '', settings: ''}, '', '', [], false); }
   }
   const machine = document.getElementById('kt-header-machine');
   if (machine && news.machine) text(machine, news.machine);
   tellProgress(news.running, news.waiting);
   markChosen();
+  nameSeed();
+  if (news.running && Date.now() - state.pressed < 5000) { state.pressed = 0; comeIntoView(); }
+}
+
+// On a narrow screen the stage is not beside the button that was pressed.
+function comeIntoView() {
+  if (!matchMedia('(max-width: 900px)').matches) return;
+  element.scrollIntoView({behavior: still() ? 'auto' : 'smooth', block: 'start'});
+}
+
+function nameSeed() {
+  const reuse = document.querySelector('.kt-seeds input[value=Reuse]'), seed = window.kinetile.seed;
+  if (reuse) reuse.closest('label').title = 'Takes the seed of the clip that was shown last' + (seed ? `: ${seed}` : '; there is none yet');
 }
 
 function takeEnd(ended) {
@@ -147,7 +173,7 @@ function takeEnd(ended) {
   if (!fate[ended.state]) return;
   // On the stage stands another clip then: what is said names the one that it speaks of.
   const other = state.recent.length && !state.running ? ' Shown is a clip that was made before.' : '';
-  text(part('trouble'), `“${ended.title}” ${fate[ended.state]}${other}`);
+  trouble(`“${ended.title}” ${fate[ended.state]}${other}`, ended.state === 'cancelled');
 }
 
 async function poll() {
@@ -156,7 +182,7 @@ async function poll() {
   try {
     take(await server.poll({revision: state.revision, preview: state.preview}));
   } catch (error) {
-    text(part('now'), 'No answer from Kinetile. If it was stopped, start it again: the queue is kept.');
+    noAnswer('No answer from Kinetile. If it was stopped, start it again: the queue is kept.');
   }
   asking = false;
   const wait = again ? 0 : document.hidden ? every.hidden : state.running ? every.running : every.idle;
@@ -169,7 +195,7 @@ const actions = {
     const clip = state.recent.find((one) => one.job === +node.dataset.job);
     if (!clip) return;
     state.chosen = clip.job === (state.recent[0] || {}).job && !state.running ? 0 : clip.job;
-    text(part('trouble'), '');
+    trouble('');
     showClip(clip);
   },
   async cancel() {
@@ -177,7 +203,7 @@ const actions = {
     const job = state.running.job;
     element.querySelector('[data-do=cancel]').disabled = true;
     const answer = await server.cancel({job});
-    if (answer.error) text(part('trouble'), answer.error);
+    if (answer.error) trouble(answer.error);
     poll();
   },
   reuse() { if (state.clip) trigger('select', {job: state.clip.job}); },
@@ -203,6 +229,6 @@ window.kinetile = Object.assign(window.kinetile || {}, {
   poll,
   cancel: actions.cancel,
   running: () => !!state.running,
-  follow() { state.chosen = 0; text(part('trouble'), ''); poll(); },
+  follow(notice) { state.chosen = 0; if (!(notice || '').includes('kt-problem')) state.pressed = Date.now(); trouble(''); poll(); },
 });
 poll();

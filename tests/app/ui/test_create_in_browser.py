@@ -8,6 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from app.models.base import notes_of
+from app.request import GenerationRequest
 from app.video import read_metadata, read_request
 from tests.app.services import until
 from tests.app.ui.serving import Served
@@ -51,6 +53,8 @@ def test_escape_cancels_the_running_clip_and_keeps_the_form(tab: Tab, served: Se
     tab.page.wait_for_function("() => !window.kinetile.running()")
     said = tab.stage("trouble").inner_text()
     assert said.startswith("“a tree in the snow” was cancelled; nothing was saved.")
+    colours = [tab.stage(name).evaluate("node => getComputedStyle(node).color") for name in ("trouble", "settings")]
+    assert colours[0] == colours[1], "a cancel looks like an error"
     shown = tab.stage("title").inner_text()
     assert ("Shown is a clip that was made before." in said) == bool(shown), shown
     tab.expect_value("Prompt", "a tree in the snow")
@@ -153,6 +157,9 @@ def test_the_largest_seed_reaches_the_clip_unrounded(tab: Tab, served: Served) -
     (clip,) = served.outputs.glob("the-largest-seed*.mp4")
     assert read_request(clip).seed == int(LARGEST_SEED)
     tab.fill(Prompt="something else", Steps=7).choose_seed("Fixed", "5").choose_seed("Random")
+    tab.expect_value("Seed number", "")  # nothing stands there that isn't used
+    reuse = tab.page.locator(".kt-seeds label", has_text="Reuse")
+    assert reuse.get_attribute("title") == f"Takes the seed of the clip that was shown last: {LARGEST_SEED}"
     tab.page.get_by_role("button", name="Reuse settings").click()
     for label, value in {"Seed number": LARGEST_SEED, "Prompt": "the largest seed", "Steps": "2"}.items():
         tab.expect_value(label, value)
@@ -194,7 +201,9 @@ def test_a_clip_without_a_prompt_is_called_so_and_counts_no_tokens(tab: Tab) -> 
     tab.fill(Prompt="a ball", **SMALL)
     tab.page.locator("#kt-tokens").get_by_text("of 64 tokens").wait_for()
     tab.fill(Prompt="")
-    tab.page.wait_for_function("() => !document.querySelector('#kt-tokens').textContent.includes('token')")
+    said = tab.page.locator("#kt-tokens")
+    said.get_by_text(notes_of(GenerationRequest(prompt=""))[0]).wait_for()
+    assert "token" not in said.inner_text()
     tab.generate().expect_clip("No prompt (Starter)")
 
 

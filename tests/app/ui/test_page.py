@@ -54,3 +54,9 @@ def test_labels_stay_on_one_line(width: int, new_tab: Callable[..., Tab]) -> Non
     heights = {one.inner_text(): round((one.bounding_box() or {"height": 0})["height"]) for one in labels}
     assert {"Model", "Guidance, later steps", "GPUs together"} <= heights.keys()
     assert len(set(heights.values())) == 1, heights
+
+
+def test_the_foot_ends_with_a_link(new_tab: Callable[..., Tab]) -> None:
+    foot = new_tab().open().page.locator("footer")
+    foot.get_by_text("Use via API").wait_for()
+    assert foot.inner_text().strip() == "Use via API"
