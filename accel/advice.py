@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath, PureWindowsPath
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
@@ -49,9 +49,9 @@ FEW, NEAR = 8, 3
 """Names that are all told, and those told of more."""
 
 
-def nearest(word: str, names: Iterable[str], where: str) -> str:
+def nearest(word: str, names: Iterable[str], where: str, first: Sequence[str] = ()) -> str:
     """Which name may have been meant, as a clause: the nearest, else a few; and where the rest of many stand ("the
-    README lists").
+    README lists"). first: those of many to tell when none is near.
     """
     known = list(names)
     near = difflib.get_close_matches(word[:100].lower(), known, NEAR)
@@ -59,7 +59,7 @@ def nearest(word: str, names: Iterable[str], where: str) -> str:
     if near:
         told = "did you mean " + " or ".join(f'"{name}"' for name in near[: 1 if few else NEAR])
     else:
-        told = f"possible {'are' if len(known) > 1 else 'is'} {', '.join(known if few else known[:NEAR])}"
+        told = f"possible {'are' if len(known) > 1 else 'is'} {', '.join(known if few else (first or known)[:NEAR])}"
     return told if few else f"{told}; {where} all {len(known)}"
 
 

@@ -236,7 +236,8 @@ class _Planner:
             ]
             self.refusals.append(f"attention=fp8 can't be used here: {'; '.join(told)}")
         elif wish not in known and wish != STOCK:
-            which = nearest(wish, [AUTO, *sorted(known)], "`python -m accel.backends` lists")
+            able = [name for name, one in known.items() if not self.why_not(one, traits, place, one.dtypes[0])]
+            which = nearest(wish, [AUTO, *sorted(known)], "`python -m accel.backends` lists", [AUTO, *able])
             self.refusals.append(f"{setting}={wish} is not known: {which}")
         elif wish in known:
             reasons = self.why_not(known[wish], traits, place, dtype)

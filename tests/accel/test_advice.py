@@ -47,6 +47,12 @@ def test_of_many_names_the_nearest_are_told(word: str, names: list[str], told: s
     assert advice.nearest(word, names, "the page lists") == told
 
 
+def test_where_none_of_many_is_near_the_first_are_told() -> None:
+    told = advice.nearest("nothing", MANY, "the page lists", ["auto", "model-9"])
+    assert told == "possible are auto, model-9; the page lists all 30"
+    assert advice.nearest("nothing", ["steps", "seed"], "the page lists", ["seed"]) == "possible are steps, seed"
+
+
 def test_a_requirement_is_one_word_of_a_shell() -> None:
     assert advice.quoted("torchao>=0.18,<0.19", windows=False) == "'torchao>=0.18,<0.19'"
     assert advice.quoted("torchao>=0.18,<0.19", windows=True) == '"torchao>=0.18,<0.19"'

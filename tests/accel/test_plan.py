@@ -223,6 +223,13 @@ def test_all_refusals_come_at_once(tmp_path: Path) -> None:
     assert all("allowed are" in reason or "possible are" in reason for reason in found)
 
 
+def test_of_unknown_backends_those_that_run_here_are_told(tmp_path: Path) -> None:
+    (reason,) = refusals(machine("zen5", tmp_path), attention="wonder")
+    assert reason.startswith("attention=wonder is not known: possible are auto, sdpa; `python -m accel.backends` lists")
+    (reason,) = refusals(machine("sapphire-rapids", tmp_path), attention="wonder")
+    assert "possible are auto, sdpa, sgl_amx;" in reason
+
+
 def test_an_approximate_backend_is_engaged_when_forced_and_says_so(tmp_path: Path) -> None:
     plan = make_plan(machine("skylake-avx2", tmp_path), model(), Preferences(linear="dynamic_int8"))
     stage = plan.stage("transformer")
