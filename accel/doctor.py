@@ -22,6 +22,7 @@ from accel.plan import make_plan
 from accel.probe import PATIENCE, probe
 from accel.readouts import ranking, store
 from accel.readouts.results import GAIN
+from accel.readouts.words import capital
 from accel.types import (
     Gpu,
     Kind,
@@ -218,10 +219,10 @@ def _use(plan: Plan) -> list[str]:
     lines = [f"For {plan.family}:" if " " in plan.family else f"For the model {plan.family}:"]
     for stage in plan.stages:
         lines.append(f"{STAGE_TITLES[stage.stage]}: {_summary(stage)}.")
-        lines += [f"  {_capital(reason)}." for reason in _reasons(stage)]
+        lines += [f"  {capital(reason)}." for reason in _reasons(stage)]
     if any(precision.ROUNDING in stage.dtype.reasons for stage in plan.stages):
-        lines.append(f"{_capital(precision.ROUNDING)}.")
-    counted, waiting = "; ".join(plan.threads.reasons), _capital("; ".join(plan.waiting.reasons))
+        lines.append(f"{capital(precision.ROUNDING)}.")
+    counted, waiting = "; ".join(plan.threads.reasons), capital("; ".join(plan.waiting.reasons))
     lines.append(f"Threads: {plan.threads.engaged} ({counted}). {waiting}.")
     return lines
 
@@ -248,12 +249,6 @@ def _reasons(stage: StagePlan) -> list[str]:
     told = [choice.reasons[0] for choice in choices if choice.reasons and choice.reasons[0] != "asked for"]
     threads = stage.threads
     return told + ([f"{threads.engaged} threads: {threads.reasons[0]}"] if "test" in threads.reasons[0] else [])
-
-
-def _capital(text: str) -> str:
-    """With a capital, unless it begins with a name of ours that has none."""
-    first = text.partition(" ")[0]
-    return text if any(sign in first for sign in "_=0123456789") else f"{text[:1].upper()}{text[1:]}"
 
 
 # -- what is missing --

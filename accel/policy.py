@@ -54,7 +54,7 @@ class Rule:
 
 
 PACKED = "weights packed once are faster than weights reordered at each call"
-UNKNOWN = "nothing faster was measured on this hardware yet"
+UNKNOWN = "nothing faster is known for this hardware"
 
 RULES = (
     Rule(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from accel.backends import REGISTRY
 from accel.figures import duration, figure
-from accel.readouts.results import GAIN, Clip, Measurement, Quality, Results, Row
+from accel.readouts.results import GAIN, Clip, Measurement, Quality, Results, Row, Verdict
+from accel.readouts.store import PACKAGES
 from accel.types import StageName
 
 COLUMNS = ("Backend", "in", "Time", "Speed-up", "over fp32", "TFLOP/s", "of peak", "Error", "Memory", "Verdict", "Ran")
@@ -17,6 +19,15 @@ STAGES: dict[StageName, str] = {"text_encoder": "Text encoder", "transformer": "
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 VERDICTS = {"reference": "plain PyTorch", "unclear": "inside the spread"}
 NOTHING = "–"
+NAMES = frozenset({*PACKAGES, *(item.name for item in REGISTRY)})
+"""Names that are written as they are typed, at the beginning of a sentence too."""
+
+
+def capital(text: str) -> str:
+    """With a capital, unless it begins with a name that has none: one of NAMES, "linear=stock", "oneDNN"."""
+    first = text.partition(" ")[0]
+    named = first.rstrip(":,.") in NAMES or first != first.lower() or any(sign in first for sign in "_=0123456789")
+    return text if named else f"{text[:1].upper()}{text[1:]}"
 
 
 def ratio(value: float | None) -> str:
@@ -62,9 +73,14 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def says(verdict: Verdict) -> str:
+    """A verdict in words."""
+    return VERDICTS.get(verdict, verdict)
+
+
 def verdict(row: Row) -> str:
     """The verdict, which is about plain PyTorch in the row's own precision."""
-    told = VERDICTS.get(row.verdict, row.verdict)
+    told = says(row.verdict)
     return f"{told} than plain {DTYPES.get(row.dtype, row.dtype)}" if row.verdict in ("faster", "slower") else told
 
 
@@ -123,7 +139,7 @@ def remarks(results: Results, made: Measurement) -> list[str]:
     lines += [quality(one) for one in results.qualities if one.model == made.model]
     if made.busy is not None and not made.quiet:
         lines.append(f"Other programs kept {made.busy:.0%} of the cores busy meanwhile: the figures are noisy.")
-    lines += [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in made.notes]
+    lines += [f"{capital(note).rstrip('.')}." for note in made.notes]
     return [*lines, f"Measured on {results.place.name} in {duration(made.took)}, {made.when}."]
 
 

@@ -231,4 +231,4 @@ def _own(reason: str, row: Accelerator) -> str:
 
 def _sentence(reason: str) -> str:
     text = on_page(reason).strip().rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{words.capital(text)}." if text else ""

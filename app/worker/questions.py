@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import accel
 from accel import caches, doctor
-from accel.backends import backends
+from accel.backends import backend, backends
 from accel.readouts import ranking, store
 from accel.readouts.results import Results
 from accel.types import Choice, Kind, Preferences, StageName
@@ -102,7 +103,8 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
     described = acceleration.traits(acceleration.folder_of(family), *_size(request), home.cache)
     wishes = acceleration.preferences_of(request)
     shared = several.sharing_for(acceleration.machine(), described, request)
-    plan = acceleration.plan_for(described, wishes, acceleration.readouts(described, family.name, home.cache), shared)
+    readouts = acceleration.readouts(described, family.name, home.cache)
+    plan = acceleration.plan_for(described, wishes, readouts, shared)
     results = store.load(acceleration.machine(), acceleration.results_in(home.cache)).current
     measured = ranking.figures(results, described)
     rows = []
@@ -111,11 +113,13 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
         if engaged is None:
             continue
         choice = getattr(engaged, kind)
+        place = engaged.device.engaged.partition(":")[0]
+        raced = {rank.backend for rank in readouts.of(stage, kind, engaged.dtype.engaged, place)}
         for item in backends(kind):
             name = item.name
             on = choice.engaged == name or (item.reference and choice.engaged == "stock")
             figures = measured.get((stage, kind, name))
-            refusals = () if on else _refusals(described, replace(wishes, **{setting: name}), shared)
+            refusals = () if on else _against(described, replace(wishes, **{setting: name}), setting, shared)
             rows.append(
                 Accelerator(
                     setting=setting,
@@ -123,7 +127,7 @@ def accelerators(request: GenerationRequest, home: Home) -> tuple[Accelerator, .
                     name=name,
                     title=item.title,
                     state="on" if on else "unavailable" if refusals else "off",
-                    reasons=choice.reasons if on else refusals or _why_off(choice, item.exact, name),
+                    reasons=choice.reasons if on else refusals or _why_off(choice, item.exact, name, raced),
                     forced=on and choice.requested != "auto",
                     exact=item.exact,
                     reference=item.reference,
@@ -187,6 +191,34 @@ def readouts(home: Home) -> dict[str, Any]:
     return {"results": results, "stale": stale, "problems": list(shelf.problems)}
 
 
+def _against(
+    traits: accel.ModelTraits, wishes: Preferences, setting: str, shared: several.Sharing | None
+) -> tuple[str, ...]:
+    """Why the backend wished for by one setting can't be used, empty when it can: its own reasons, and where it has
+    none, the other switches it does not go together with."""
+    together = _refusals(traits, wishes, shared)
+    if not together:
+        return ()
+    others = [one for one in SETTINGS if one[0] != setting and getattr(wishes, one[0]) != "auto"]
+    if alone := _refusals(traits, replace(wishes, **{one[0]: "auto" for one in others}), shared):
+        return alone
+    stage, own = next(
+        (stage, backend(kind, getattr(wishes, name))) for name, stage, kind in SETTINGS if name == setting
+    )
+    rivals = [
+        item
+        for name, where, kind in others
+        if where == stage
+        for item in backends(kind)
+        if item.name == getattr(wishes, name) and not set(item.dtypes) & set(own.dtypes)
+    ]
+    said = (
+        f"does not go together with {item.name}, which runs in {' or '.join(item.dtypes)}: switch that off first"
+        for item in rivals
+    )
+    return tuple(said) or together
+
+
 def _refusals(traits: accel.ModelTraits, wishes: Preferences, shared: several.Sharing | None) -> tuple[str, ...]:
     """Why the wishes can't be kept, empty when they can."""
     make = partial(accel.make_plan, acceleration.machine())
@@ -199,11 +231,16 @@ def _refusals(traits: accel.ModelTraits, wishes: Preferences, shared: several.Sh
     return ()
 
 
-def _why_off(choice: Choice, exact: bool, name: str) -> tuple[str, ...]:
-    """Why a backend that could run was not chosen, as far as the plan tells."""
+def _why_off(choice: Choice, exact: bool, name: str, raced: Container[str]) -> tuple[str, ...]:
+    """Why a backend that could run was not chosen, as far as the plan tells. raced: the backends whose measurement on
+    this machine decided."""
     if choice.requested != "auto":
         return (f"{choice.engaged} was chosen by hand",)
     before = f"not {name}: "
     if told := tuple(reason.removeprefix(before) for reason in choice.reasons if reason.startswith(before)):
         return told
-    return ("nothing faster was measured with it here",) if exact else ("approximate, so it is only used when chosen",)
+    if not exact:
+        return ("approximate, so it is only used when chosen",)
+    if name in raced:
+        return (f"{choice.engaged} is faster here",)
+    return (f"{choice.engaged} was taken instead: {choice.reasons[0]}",)

@@ -28,6 +28,22 @@ def test_a_speed_up_under_five_percent_is_none(value: float | None, text: str) -
     assert words.ratio(value) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        ("linear=stock is on", "linear"),
+        ("dynamic_int8 was chosen by hand", "dynamic_int8"),
+        ("sdpa is faster here", "sdpa"),
+        ("torchao: it is missing", "torchao"),
+        ("oneDNN has it", "oneDNN"),
+        ("this CPU has no amx_tile", "This"),
+        ("", ""),
+    ],
+)
+def test_names_keep_their_letters_at_the_beginning_of_a_sentence(text: str, begins: str) -> None:
+    assert words.capital(text) == f"{begins}{text[len(begins) :]}"
+
+
 def test_a_row_tells_what_ran_and_what_fell_back() -> None:
     """Case 18: the kernel that ran, by the profiler, and how many calls the backend served."""
     one = row("x", 2.0, gain=2.0, speedup=2.0, over_fp32=3.0, teraflops=0.123, share_of_peak=0.5, memory=3 * 2**20)

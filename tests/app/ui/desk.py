@@ -148,7 +148,7 @@ class Desk(Service):
                 on = choice.engaged == item.name or (item.reference and choice.engaged == "stock")
                 refusals = () if on else self._refusals(setting, item.name)
                 state: Any = "on" if on else "unavailable" if refusals else "off"
-                reasons = choice.reasons if on else refusals or (_off(item.exact),)
+                reasons = choice.reasons if on else refusals or (_off(item.exact, choice.engaged),)
                 forced = on and choice.requested != "auto"
                 calls, served = self.served.get((setting, item.name), (0, 0))
                 row = Accelerator(setting, stage, item.name, item.title, state, reasons, forced, item.exact, False)
@@ -202,8 +202,8 @@ class Desk(Service):
         self._preferences = preferences
 
 
-def _off(exact: bool) -> str:
-    return "nothing faster was measured with it here" if exact else "approximate, so it is only used when chosen"
+def _off(exact: bool, engaged: str) -> str:
+    return f"{engaged} was taken instead" if exact else "approximate, so it is only used when chosen"
 
 
 def spec(prompt: str, folder: Path, seed: int = 1, **changes: Any) -> JobSpec:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from accel import caches
+from accel.readouts.ranking import Rank, Readouts
+from app.answers import Accelerator
 from app.engine import Engine, acceleration, several
 from app.errors import PlanRefusedError, UsageError
 from app.models.base import Family
 from app.paths import Home
 from app.plain import to_data
 from app.request import AccelPreferences, GenerationRequest
+from app.ui.accelerate_view import table_html
 from app.worker.questions import accelerators, answer
 from tests.accel.recorded import machine
 from tests.app.engines import REQUEST
@@ -85,3 +88,48 @@ def test_a_kernel_that_died_in_its_child_is_unavailable_with_its_reason(
     assert rows["sdpa"].state == "on"
     with pytest.raises(PlanRefusedError, match="killed by SIGSEGV"):
         acceleration.decide(tiny_family, wishing(tiny_family, attention="aiter_bf16"))
+
+
+def test_every_row_has_the_verdict_of_its_own_choice(
+    tiny_family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A switch that is on adds nothing to what can't be used anyway, and is named where it alone is in the way."""
+    found = machine("sapphire-rapids", tmp_path)
+    monkeypatch.setattr(acceleration, "machine", lambda: found)
+
+    def rows(**wishes: str) -> dict[str, Accelerator]:
+        table = accelerators(wishing(tiny_family, **wishes), Home(tmp_path))
+        return {row.name: row for row in table if row.setting in ("attention", "linear")}
+
+    free, chosen = rows(), rows(linear="dynamic_int8")
+    assert free["sgl_amx"].state != "unavailable"
+    assert chosen["sgl_amx"].state == "unavailable"
+    assert chosen["sgl_amx"].reasons == (
+        "does not go together with dynamic_int8, which runs in float32: switch that off first",
+    )
+    never = [name for name, row in free.items() if row.state == "unavailable"]
+    assert "aiter_bf16" in never
+    assert all(chosen[name].reasons == free[name].reasons for name in never)
+    page = table_html(list(chosen.values()), AccelPreferences())
+    assert "Does not go together with dynamic_int8" in page
+    assert not any(wrong in page for wrong in ("Linear=", "Dynamic_int8 was"))
+
+
+def test_why_off_agrees_with_what_was_measured(
+    tiny_family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = machine("zen5", tmp_path)
+    monkeypatch.setattr(acceleration, "machine", lambda: found)
+
+    def why(**wishes: str) -> dict[str, tuple[str, ...]]:
+        table = accelerators(wishing(tiny_family, **wishes), Home(tmp_path))
+        return {row.name: row.reasons for row in table if row.setting == "linear" and row.state == "off"}
+
+    before = why(dtype="bfloat16")["stock"]
+    assert before[0].startswith("onednn_bf16 was taken instead: ")
+    assert "measured" not in before[0]
+    ranks = (Rank("stock", True, 2.0, "reference"), Rank("onednn_bf16", True, 1.0, "faster"))
+    measured = Readouts({("transformer", "linear", "bfloat16", "cpu"): ranks})
+    monkeypatch.setattr(acceleration, "readouts", lambda *_: measured)
+    assert why(dtype="bfloat16")["stock"] == ("onednn_bf16 is faster here",)
+    assert why(linear="onednn_bf16")["stock"] == ("onednn_bf16 was chosen by hand",)
