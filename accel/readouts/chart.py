@@ -70,6 +70,7 @@ def layout(rows: Iterable[Row], title: str) -> tuple[float, list[Item]]:
         y += ROW
         items.append(Words(16, y, heading, "quiet"))
         top = y + 6
+        plain = _plain(group)
         for row in group:
             y += ROW
             items.append(Words(28, y, f"{row.backend} {words.DTYPES.get(row.dtype, row.dtype)}"))
@@ -77,7 +78,7 @@ def layout(rows: Iterable[Row], title: str) -> tuple[float, list[Item]]:
             if row.speedup is not None:
                 end += row.speedup * scale
                 items.append(Bar(LABEL, y - BAR + 2, row.speedup * scale, BAR, _role(row)))
-            items.append(Words(max(end, one) + 8, y, _told(row), "bad" if _role(row) == "bad" else "ink"))
+            items.append(Words(max(end, one) + 8, y, _told(row, plain), "bad" if _role(row) == "bad" else "ink"))
         items.append(Bar(one, top, 1, y - top + 6, "quiet"))
         y += 8
     items.append(Words(one - 3, 52, "1x: plain PyTorch in the plan's precision", "quiet"))
@@ -90,11 +91,24 @@ def _role(row: Row) -> Role:
     return "win" if row.verdict == "faster" and (row.speedup or 0.0) >= GAIN else "plain"
 
 
-def _told(row: Row) -> str:
+def _plain(group: Iterable[Row]) -> str:
+    """The precision of the plain PyTorch that a group's speed-ups are against: the plan's; "" when it was not
+    measured."""
+    return next((row.dtype for row in group if row.verdict == "reference" and row.speedup == 1), "")
+
+
+def _told(row: Row, plain: str) -> str:
+    """What stands at a bar's end. plain: the precision of what its speed-up is against; a verdict on how fast the row
+    is in another precision is left out, for it is about another number."""
     if row.speedup is None:
         return f"{row.verdict}: {row.note}"[:70]
+    ratio = words.ratio(row.speedup)
+    base = f"plain {words.DTYPES.get(plain, plain) or 'PyTorch'}"
+    speed = f"{ratio} {'of' if ratio[0].isdigit() else 'over'} {base}"
     error = "" if row.error is None else f"error {row.error:.1e}"
-    return ", ".join(dict.fromkeys(filter(None, (words.ratio(row.speedup), error, words.verdict(row)))))
+    about_speed = row.verdict in ("faster", "slower", "unclear", "no gain")
+    told = "" if row.verdict == "no gain" or (about_speed and row.dtype != plain) else words.says(row.verdict)
+    return ", ".join(filter(None, (speed, error, told)))
 
 
 def svg(rows: Iterable[Row], title: str) -> str:

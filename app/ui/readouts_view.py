@@ -17,6 +17,10 @@ MEANING = (
 )
 
 
+CHART = "Every backend at this model's calls"
+"""The chart's own title: the clip's stands above it."""
+
+
 def panel_html(state: Measuring) -> str:
     """The buttons, or how far the measurement is."""
     if not state.is_over:
@@ -54,7 +58,7 @@ def results_html(data: Mapping[str, Any], model: str) -> str:
     if results is None or made is None:
         return f'<p class="kt-empty">Nothing was measured on this machine yet: run a benchmark.</p>{notes}'
     remarks = "".join(f"<li>{escaped(line)}</li>" for line in words.remarks(results, made))
-    drawn = f'<div class="kt-chart">{chart.svg(made.rows, made.title)}</div>'
+    drawn = f'<div class="kt-chart">{chart.svg(made.rows, CHART)}</div>'
     tables = "".join(
         f'<h3 class="kt-subheading">{escaped(title)}</h3>{_table(words.COLUMNS, [words.cells(row) for row in rows])}'
         for title, rows in words.groups(made.rows).items()

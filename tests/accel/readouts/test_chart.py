@@ -27,8 +27,37 @@ def test_bars_are_as_long_as_they_are_fast_and_each_says_so() -> None:
     assert [bar.width / bars[0].width for bar in bars] == pytest.approx([1, 4, 2])
     assert [bar.role for bar in bars] == ["plain", "win", "bad"]
     told = [item.text for item in items if isinstance(item, Words)]
-    for says in ("4.00x, error 1.0e-06, faster than plain fp32", "2.00x, error 2.0e-01, wrong", "failed: it fell over"):
+    for says in (
+        "4.00x of plain fp32, error 1.0e-06, faster",
+        "2.00x of plain fp32, error 2.0e-01, wrong",
+        "failed: it fell over",
+    ):
         assert says in told
+
+
+def test_number_and_verdict_are_against_the_same() -> None:
+    """A verdict is about plain PyTorch in the row's own precision, a bar about the plan's."""
+    rows = [
+        row("stock", 2.0, speedup=0.5),
+        row("stock", 1.0, speedup=1.0, dtype="bfloat16"),
+        row("int8", 1.4, gain=1.4, speedup=0.7),
+        row("direct", 1.0, gain=2.0, speedup=1.02),
+        row("spoiled", 1.0, gain=2.0, speedup=1.5, verdict="wrong"),
+        row("packed", 0.5, gain=2.0, speedup=2.0, dtype="bfloat16"),
+        row("even", 1.0, gain=1.0, speedup=1.01, dtype="bfloat16"),
+    ]
+    _, items = chart.layout(rows, "a title")
+    told = [item.text for item in items if isinstance(item, Words)]
+    assert [text.replace(", error 1.0e-06", "") for text in told if "plain bf16" in text] == [
+        "0.50x of plain bf16, plain PyTorch",
+        "1x of plain bf16, plain PyTorch",
+        "0.70x of plain bf16",
+        "no gain over plain bf16",
+        "1.50x of plain bf16, wrong",
+        "2.00x of plain bf16, faster",
+        "no gain over plain bf16",
+    ]
+    assert not any("plain fp32" in text for text in told)
 
 
 def test_the_svg_is_whole_and_holds_any_name() -> None:

@@ -79,6 +79,7 @@ def test_figures_and_stale_ones_are_told_and_escaped() -> None:
         "Figures of <another> (2025-05-05) are stale: measured with other versions", "x.json is broken",
     ):  # fmt: skip
         assert says in page.text
+    assert page.text.count("a clip") == 1
     other = Reader(results_html({"results": results().to_dict(), "stale": [], "problems": []}, "another"))
     assert "Nothing was measured on this machine yet" in other.text
 
