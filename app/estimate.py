@@ -206,6 +206,11 @@ def engaged_key(plan: Mapping[str, Any]) -> str:
     return hashlib.sha256(repr((choices, plan.get("threads", {}).get("engaged"), fit)).encode()).hexdigest()[:16]
 
 
+def loaded_key(model: str, plan: Mapping[str, Any]) -> str:
+    """What the worker holds in memory after a clip of this model with this plan."""
+    return f"{model} {engaged_key(plan)}"
+
+
 def forwards_of(request: GenerationRequest) -> int:
     """How often the transformer runs: twice a step with guidance."""
     guided = bool(request.prompt.strip()) and (request.guidance or 0) > 1

@@ -18,10 +18,10 @@ ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
 @dataclass(frozen=True)
 class JobSpec:
     """What is to be made: one clip. `asked` is the request as it came, `request` as the model takes it (seed known),
-    `adjustments` what lies between; `recorded_plan` is the plan that an earlier clip of the same request was made with
-    (from a stranger's file: anything). `folder` (absolute) is where the clip goes, `origin` how a person knows its
-    source. `key` tells that a batch has been here before: equal for the same source content, index and count. If it
-    fails and says `fail_fast`, what is still queued of its `batch` is held.
+    `adjustments` what lies between, `notes` what else to know of it; `recorded_plan` is the plan that an earlier clip
+    of the same request was made with (from a stranger's file: anything). `folder` (absolute) is where the clip goes,
+    `origin` how a person knows its source. `key` tells that a batch has been here before: equal for the same source
+    content, index and count. If it fails and says `fail_fast`, what is still queued of its `batch` is held.
     """
 
     name: str
@@ -29,6 +29,7 @@ class JobSpec:
     request: GenerationRequest
     folder: Path
     adjustments: tuple[Adjustment, ...] = ()
+    notes: tuple[str, ...] = ()
     recorded_plan: Any = None
     origin: str = ""
     key: str = ""
@@ -39,6 +40,11 @@ class JobSpec:
     def again(self) -> GenerationRequest:
         """The request as it was asked for, with the seed that this clip got."""
         return self.asked.model_copy(update={"seed": self.request.seed, "count": 1})
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The sentences that belong to it before it is made."""
+        return (*(one.reason for one in self.adjustments), *self.notes)
 
     @property
     def stem(self) -> str:

@@ -10,16 +10,15 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from app.answers import PlanAnswer
 from app.engine.kept import may_go_on
 from app.errors import Cancelled, DatabaseError, JobFailedError, KinetileError
-from app.estimate import Measured, engaged_key, forwards_of
+from app.estimate import Measured, engaged_key, forwards_of, loaded_key
 from app.plain import from_data, to_data
 from app.queue.jobs import Job, JobError, JobQueue, JobResult, JobState
 from app.queue.keeper import Keeper, WorkerGoneError, error_from
@@ -72,7 +71,7 @@ class Dispatcher:
         self.batches, self._previews = batches, previews
         self._patience = patience or Patience()
         self._changed = keeper.changed
-        self._stopping = False
+        self._stopping = self._at_once = False
         self._draining = False
         self._worker = 0
         self._running: Job | None = None
@@ -91,12 +90,10 @@ class Dispatcher:
         self._thread.start()
 
     def stop(self, now: bool = False, finish: bool = False) -> None:
-        """Take no more jobs; the running one is waited for (`finish`), or stopped, at once with `now`."""
+        """Take no more jobs; the running one is waited for (`finish`), or stopped (at once with `now`) and put back."""
         with self._changed:
             self._draining = True
-            self._stopping = self._stopping or not finish or now
-            if self._running is not None and not (finish and not now):
-                self._cancels[self._running.id] = now or self._cancels.get(self._running.id, False)
+            self._stopping, self._at_once = self._stopping or not finish or now, self._at_once or now
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
@@ -184,8 +181,6 @@ class Dispatcher:
     def _make(self, job: Job) -> None:
         with self._changed:
             self._running, self._outcome, self._progress, self._preview = job, None, None, None
-            if self._stopping:
-                self._cancels[job.id] = False
         self._tell(Event("job", job))
         self._publish(JobProgress(job.id, "loading", 0, 1, 0.0))
         try:
@@ -207,6 +202,8 @@ class Dispatcher:
             result, memory = self._attempt(job)
             return lambda: self._queue.finish(job.id, result, _took(job.spec.request, result, memory))
         except Cancelled as error:
+            if self._stopping and job.id not in self._cancels:  # the program ends: nobody gave the clip up
+                return lambda: self._queue.put_back(job.id)
             state, ended = "cancelled", JobError(str(error), "Cancelled")
         except KinetileError as error:
             ended = JobError(str(error), type(error).__name__, str(getattr(error, "detail", "")))
@@ -271,7 +268,7 @@ class Dispatcher:
                 if ready():
                     return
                 ended = self._keeper.is_gone(self._worker)
-                cancel = self._cancels.get(job.id)
+                cancel = self._told_to_stop(job.id)
                 if not ended and cancel is None:
                     self._changed.wait(TICK_SECONDS)
                 elif not ended and working and not cancel:
@@ -294,6 +291,11 @@ class Dispatcher:
                 self._replace("It was ended, since it did not answer.")
                 raise JobFailedError(f"The worker did not begin within {limit:.0f} s: try the clip again.")
             looked = self._look(looked, moment)
+
+    def _told_to_stop(self, identity: int) -> bool | None:
+        """Whether that job must stop at once, or (False) at its next step; None while it may go on."""
+        cancel = self._cancels.get(identity, False if self._stopping else None)
+        return None if cancel is None else cancel or self._at_once
 
     def _look(self, before: _Look, moment: float) -> _Look:
         """Whether the worker still does something; if not, it is replaced and JobFailedError raised."""
@@ -367,7 +369,7 @@ class Dispatcher:
                 fraction=float(message["fraction"]),
                 eta_seconds=message["eta_seconds"],
                 preview=number,
-                stopping=running.id in self._cancels,
+                stopping=self._told_to_stop(running.id) is not None,
             )
         )
 
@@ -392,8 +394,3 @@ def _took(request: GenerationRequest, result: JobResult, memory: int) -> Measure
     size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
     engaged, forwards = engaged_key(result.plan), forwards_of(request)
     return Measured(request.model, engaged, *size, int(request.steps or 0), forwards, result.timings, memory)
-
-
-def loaded_key(model: str, plan: Mapping[str, Any]) -> str:
-    """What the worker holds in memory after a clip of this model with this plan."""
-    return f"{model} {engaged_key(plan)}"

@@ -20,7 +20,7 @@ class Dispatching(Protocol):
         """Begin to take jobs."""
 
     def stop(self, now: bool = False, finish: bool = False) -> None:
-        """Take no more; running ones are waited for (`finish`), or stopped, at once with `now`."""
+        """Take no more; running ones are waited for (`finish`), or stopped (at once with `now`) and put back."""
 
     def wake(self) -> None:
         """The queue has changed."""

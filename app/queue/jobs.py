@@ -179,10 +179,15 @@ class JobQueue:
         return self._end(identity, state, None, error)
 
     def put_back(self, identity: int) -> Job:
-        """A running job whose worker was lost waits again, in its old place."""
+        """A running job whose worker was lost, or whose program ends, waits again, before all others."""
         with self._writing() as base:
             self._require(identity, ("running",), "put back")
-            base.execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", (identity,))
+            first = "(SELECT MIN(place) - 1 FROM jobs WHERE state = 'queued' AND deleted IS NULL)"
+            base.execute(
+                f"UPDATE jobs SET state = 'queued', started = NULL, place = MIN(place, COALESCE({first}, place)) "
+                "WHERE id = ?",
+                (identity,),
+            )
             return self._one(identity)
 
     def cancel_queued(self, ids: Collection[int], error: JobError) -> tuple[Job, ...]:

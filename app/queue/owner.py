@@ -19,7 +19,7 @@ from app.measuring import MeasureAsk, Measuring
 from app.models import family_for
 from app.paths import Home
 from app.plain import from_data, to_data, to_json
-from app.queue.dispatch import Dispatcher, Patience, loaded_key
+from app.queue.dispatch import Dispatcher, Patience
 from app.queue.dispatching import Dispatching
 from app.queue.fetcher import Fetcher
 from app.queue.jobs import ENDED, History, Job, JobError, JobQueue, JobSpec, JobState, Removal
@@ -27,12 +27,9 @@ from app.queue.keeper import Keeper
 from app.queue.measurer import Measurer
 from app.queue.news import LocalSubscription, News
 from app.queue.recovery import recover
-from app.queue.service import Event, Preview, Service, Snapshot
+from app.queue.service import UNDO_SECONDS, Event, Preview, Service, Snapshot
 from app.request import AccelPreferences, GenerationRequest
 from app.worker.supervisor import Launcher, ProcessWorker
-
-UNDO_SECONDS = 600.0
-"""How long a removal can be undone; then the clip's files go."""
 
 PLANS_KEPT = 200
 
@@ -278,7 +275,7 @@ class LocalService(Service):
         engaged = reckoning.engaged_key(plan.plan)
         reckoned = reckoning.times(self._queue.measured(request.model), request, engaged)
         free, whose = free_memory()
-        loaded = self._keeper.loaded == loaded_key(request.model, plan.plan)
+        loaded = self._keeper.loaded == reckoning.loaded_key(request.model, plan.plan)
         available = (free + self._keeper.memory, whose)
         return reckoning.estimate(request, folder, plan.memory, reckoned, available, loaded=loaded)
 

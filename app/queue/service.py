@@ -32,6 +32,9 @@ from app.progress import Stage
 from app.queue.jobs import ENDED, History, Job, JobSpec, JobState, Removal
 from app.request import AccelPreferences, GenerationRequest
 
+UNDO_SECONDS = 600.0
+"""How long a removal can be undone; then the clip's files go."""
+
 WorkerState = Literal["absent", "starting", "idle", "busy"]
 
 
@@ -149,8 +152,8 @@ class Service(ABC):
 
     @abstractmethod
     def stop(self, now: bool = False, finish: bool = False) -> None:
-        """Leave. The owner first stops the running job (`finish`: waits for its end; `now`: ends the worker at once)
-        and gives the queue free; queued jobs stay queued. A client only hangs up.
+        """Leave. The owner first stops the running job (`finish`: waits for its end; `now`: ends the worker at once),
+        which is queued again, and gives the queue free; queued jobs stay queued. A client only hangs up.
         """
 
     # -- the queue --

@@ -21,7 +21,7 @@ from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
 from app.job_types import Job, JobResult
 from app.paths import Home
 from app.plain import from_data
-from app.queue.dispatch import Dispatcher, Patience, loaded_key
+from app.queue.dispatch import Dispatcher, Patience
 from app.queue.jobs import JobQueue
 from app.queue.keeper import Keeper
 from app.queue.service import Event, JobProgress, Preview
@@ -157,7 +157,7 @@ class FarDispatcher(Dispatcher):
         """Refuse what would not fit there."""
         free, whose, disk = self.place.call("free", should_stop=self._must_hurry)
         request, folder = job.spec.request, self._home.outputs if self._running is None else self._running.spec.folder
-        loaded = self._keeper.loaded == loaded_key(request.model, plan.plan)
+        loaded = self._keeper.loaded == reckoning.loaded_key(request.model, plan.plan)
         available = (free + self._keeper.memory, whose)
         found = reckoning.estimate(request, folder, plan.memory, reckoning.Times(), available, loaded=loaded)
         reckoning.refuse_blocked(found)

@@ -15,7 +15,7 @@ import gradio as gr
 from app.errors import KinetileError, UsageError, on_page
 from app.presets import encode_code
 from app.queue.jobs import ENDED, Job, JobState, Removal
-from app.queue.service import Service
+from app.queue.service import UNDO_SECONDS, Service
 from app.ui import queue_endpoints
 from app.ui.carried import taken_over
 from app.ui.context import QUICK, Context, TabParts, plural, told
@@ -172,9 +172,12 @@ class _Tab:
         ids = [one.id for one in self.service.snapshot().waiting] if do == "remove_all" else [job]
         if not ids:
             return *self.refresh(view), gr.skip()
-        name = shortened(name_of(self.service.get(ids[:1])[0]), 40)
+        first = self.service.get(ids[:1])[0]
+        name = shortened(name_of(first), 40)
         removal = self.service.remove(ids)
         what = f"{plural(len(ids), 'job')} removed." if len(ids) > 1 else f"“{name}” removed."
+        if first.result is not None:
+            what += f" Its files go after {UNDO_SECONDS / 60:g} minutes."
         view = replace(view, notices=view.notices + 1, chosen=-1 if view.chosen in ids else view.chosen)
         return *self.refresh(view), offer(what, view.notices, token=removal.token, job=job)
 

@@ -62,7 +62,7 @@ def add(context: Context) -> None:
         return {"token": removal.token, "ids": list(removal.ids)}
 
     def job_undo(token: str) -> list[dict[str, Any]]:
-        """Bring removed jobs back; possible for ten minutes."""
+        """Bring removed jobs back; possible for ten minutes, after which their files go."""
         return [job_data(one) for one in context.service.undo(Removal(token, ()))]
 
     def job_retry(id: int) -> dict[str, Any]:
@@ -102,6 +102,7 @@ def job_data(job: Job) -> dict[str, Any]:
         "prompt": job.spec.request.prompt,
         "request": job.spec.request.model_dump(mode="json"),
         "adjustments": [adjustment.model_dump(mode="json") for adjustment in job.spec.adjustments],
+        "notes": list(job.spec.notes),
         "submitted": job.submitted,
         "started": job.started,
         "ended": job.ended,

@@ -24,6 +24,7 @@ from app.paths import Home
 FIRST_PORT = 7860
 PORTS_TRIED = 100
 LOOPBACK = "127.0.0.1"
+PUT_BACK = "Closing: the clip that is being made goes back to the head of the queue, and the next start makes it."
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,11 @@ def _credentials(text: str) -> tuple[str, str]:
 
 @dataclass
 class OpenPage:
-    """A page that is up. `close` ends it; jobs that wait stay in the queue."""
+    """A page that is up. `close` ends it; jobs that wait stay in the queue, and a clip `is_making` goes back there."""
 
     url: str
     port: int
+    is_making: Callable[[], bool]
     close: Callable[[], None]
 
 
@@ -83,7 +85,7 @@ def serve(settings: PageSettings, wait: Callable[[], Any] | None = None) -> int:
             webbrowser.open(opened.url)
         (wait or _until_ended)()
     except KeyboardInterrupt:
-        print("Closing.", flush=True)
+        print(PUT_BACK if opened.is_making() else "Closing.", flush=True)
     finally:
         opened.close()
     return 0
@@ -144,7 +146,10 @@ def open_page(settings: PageSettings) -> OpenPage:
         page.close(verbose=False)
         context.service.stop()
 
-    return OpenPage(f"http://{LOOPBACK}:{port}", port, close)
+    def is_making() -> bool:
+        return context.service.owner and context.service.snapshot().running is not None
+
+    return OpenPage(f"http://{LOOPBACK}:{port}", port, is_making, close)
 
 
 def _launch(page: Any, settings: PageSettings, options: dict[str, Any]) -> int:

@@ -171,17 +171,31 @@ def test_the_time_left_is_reckoned_from_earlier_clips_of_this_machine(service: S
 # -- the owner --------------------------------------------------------------------------------------------------------
 
 
-def test_stop_keeps_the_rest_queued_and_the_next_start_goes_on(home: Home) -> None:
+@pytest.mark.parametrize("now", [False, True])
+def test_stop_puts_the_running_clip_back_and_the_next_start_makes_it_first(home: Home, now: bool) -> None:
     first = open_service(home, launch=in_thread(StandIn), patience=QUICK)
-    jobs = first.submit([spec(home.outputs, steps=300), spec(home.outputs, seed=4)])
-    until(lambda: (now := first.snapshot().progress) is not None and now.stage == "denoising")
-    first.stop()
+    jobs = first.submit([spec(home.outputs, steps=200), spec(home.outputs, seed=4)])
+    until(lambda: (seen := first.snapshot().progress) is not None and seen.stage == "denoising")
+    first.move(jobs[1].id, 0)
+    first.stop(now)
     second = open_service(home, launch=in_thread(StandIn), patience=QUICK)
     try:
         stopped, made = ended(second, jobs)
-        assert (stopped.state, made.state) == ("cancelled", "done")
+        assert (stopped.state, made.state) == ("done", "done"), stopped.error
+        assert [job.id for job in second.history().jobs] == [made.id, stopped.id], "newest first"
     finally:
         second.stop()
+
+
+def test_a_clip_that_a_person_cancelled_stays_so_when_the_program_ends(home: Home) -> None:
+    owner = open_service(home, launch=in_thread(StandIn), patience=QUICK)
+    (job,) = owner.submit([spec(home.outputs, steps=300)])
+    until(lambda: (seen := owner.snapshot().progress) is not None and seen.stage == "denoising")
+    owner.cancel([job.id])
+    owner.stop()
+    heir = open_service(home, launch=in_thread(StandIn), patience=QUICK)
+    assert heir.get([job.id])[0].state == "cancelled"
+    heir.stop()
 
 
 def test_an_owner_of_its_own_batches_leaves_the_others_alone(home: Home) -> None:

@@ -108,6 +108,16 @@ def test_removing_all_and_undoing_it(desk: Desk, events: _Tab) -> None:
     assert "3 jobs are back" in notice
 
 
+def test_removing_a_clip_says_when_its_files_go(desk: Desk, events: _Tab) -> None:
+    made, waiting = submit(desk, 2)
+    desk.queue.take()
+    desk.queue.finish(made, JobResult(Path("x.mp4"), Path("x.png"), {}, {}, {}))
+    *_, notice = events.act(View(), pressed(do="remove", job=waiting))
+    assert "files" not in notice
+    *_, notice = events.act(View(), pressed(do="remove", job=made))
+    assert "Its files go after 10 minutes." in notice
+
+
 @pytest.mark.parametrize(
     "data", [{}, {"do": "format disk"}, {"do": "up", "job": "x" * 1000}, {"do": "retry", "job": 99}]
 )

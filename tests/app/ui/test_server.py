@@ -15,7 +15,18 @@ import pytest
 
 from app.errors import CannotRunError, UsageError
 from app.paths import Home
-from app.ui.server import FIRST_PORT, PageSettings, _launch, _port, _until_ended, _uploads, settings_of
+from app.ui.server import (
+    FIRST_PORT,
+    PUT_BACK,
+    OpenPage,
+    PageSettings,
+    _launch,
+    _port,
+    _until_ended,
+    _uploads,
+    serve,
+    settings_of,
+)
 from tests.app.services import until
 from tests.app.ui.serving import ROOT, Served, free_port, serving
 
@@ -137,6 +148,17 @@ def done(client: Any, job: dict[str, Any]) -> Any:
     found = client.predict(job["id"], api_name="/job")
     assert found["state"] in ("queued", "running", "done"), found
     return found if found["state"] == "done" else None
+
+
+@pytest.mark.parametrize(("is_making", "told"), [(True, PUT_BACK), (False, "Closing.")])
+def test_ctrl_c_says_what_becomes_of_the_clip_that_is_being_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_making: bool, told: str
+) -> None:
+    closed = Mock()
+    monkeypatch.setattr("app.ui.server.open_page", lambda _: OpenPage("http://x", 1, lambda: is_making, closed))
+    assert serve(wish(), Mock(side_effect=KeyboardInterrupt)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == told
+    closed.assert_called_once()
 
 
 def test_the_servers_process_holds_neither_torch_nor_diffusers(tmp_path: Path) -> None:
