@@ -130,7 +130,7 @@ def _add_changes(made: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         dest="assignments",
-        help="change a setting, such as steps=12",
+        help="change a setting, such as steps=12 or seed=random",
     )
     request.add_argument("--image", type=Path, metavar="FILE", help="begin the clip with this picture")
     request.add_argument("--last-image", type=Path, metavar="FILE", help="end it with this one")

@@ -184,6 +184,8 @@ class GenerationRequest(Data):
             _, equals, text = one.text.partition("=")
             if not equals or not one.key:
                 raise UsageError(f"{one.written}: KEY=VALUE was expected, for example --set steps=12.")
+            if one.key == "seed":
+                text = _seed(text.strip(), one.written)
             tree = request.model_dump(mode="json")
             _assign(tree, one.key.split("."), text, one.written)
             request = parse_request(tree, one.written)
@@ -233,6 +235,16 @@ def _as_version_1(value: Any, base: tuple[str, ...]) -> Any:
     if base:
         return {**value, base[0]: _as_version_1(value.get(base[0]), base[1:])}
     return {**value, "kinetile": 1} if "kinetile" in value else value
+
+
+def _seed(text: str, source: str) -> str:
+    """A seed as the request has it: `random` is none of its own. Raises UsageError for what is no seed."""
+    if text == "random":
+        return "null"
+    if text != "null" and not (re.fullmatch("[0-9]{1,16}", text) and int(text) <= MAX_SEED):
+        known = f"a whole number from 0 to {MAX_SEED:,}, or random"
+        raise UsageError(f"{source}, seed: {short(text)} is not possible; it must be {known}.")
+    return text
 
 
 def _assign(tree: Any, keys: list[str], text: str, source: str) -> None:

@@ -249,6 +249,8 @@ def test_set_takes_json_or_text() -> None:
     assert GenerationRequest().with_set(["accel.compile=true"]).accel.compile == "true"
     assert GenerationRequest().with_set(['loras=["a"]']).loras == (Lora(name="a"),)
     assert GenerationRequest(seed=4).with_set(["seed=null"]).seed is None
+    assert GenerationRequest(seed=4).with_set(["seed=random"]).seed is None
+    assert GenerationRequest(seed=4).with_set(["seed= 5"]).seed == 5
 
 
 @pytest.mark.parametrize(
@@ -260,6 +262,7 @@ def test_set_takes_json_or_text() -> None:
         ("steps=", "whole number"),
         ("guidance=NaN", "a number"),
         ("seed=9007199254740993", "9007199254740993"),
+        ("seed=any", "must be a whole number from 0 to 9,007,199,254,740,991, or random"),
         ("stepz=3", 'did you mean "steps"'),
         ("accel.atention=x", 'did you mean "attention"'),
         ("steps.x=3", "no further keys"),
