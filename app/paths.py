@@ -267,6 +267,6 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 def _unwritable(path: Path, why: str) -> str:
     return (
-        f"Kinetile can't write to {path} ({why}): make it writable (on the command line: or choose another folder with "
-        "--home DIR or KINETILE_HOME)."
+        f"Kinetile can't write to {path} ({why}): make it writable (on the command line: --home DIR or "
+        "KINETILE_HOME names another folder)."
     )

@@ -28,7 +28,7 @@ from app.versions import versions
 FILES = 8
 BYTES = 2**30
 """What may lie there in all; the oldest go."""
-TOLD = "Its latents are kept: try the same clip again (on the command line: or --resume), and it goes on from decoding."
+TOLD = "Its latents are kept: try the same clip again (on the command line: --resume), and it goes on from decoding."
 MAY_GO_ON = " A retry goes on from decoding where its latents could be kept."
 WENT_ON = "The clip went on from decoding, with the latents that an earlier try of it had kept."
 

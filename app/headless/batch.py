@@ -199,13 +199,14 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             request=possible.request,
             folder=settings.folder,
             adjustments=possible.adjustments,
+            notes=tuple(possible.notes.values()),
             recorded_plan=recorded,
             origin=named.origin,
             key=f"{content}-{seen[content]}:{index}/{asked.count}",
             batch=batch,
             fail_fast=settings.fail_fast,
         )
-        found.append(Outcome(spec, notes=list(named.warnings), tokens=possible.prompt_tokens))
+        found.append(Outcome(spec, notes=[*named.warnings, *spec.notes], tokens=possible.prompt_tokens))
     # One clip's missing LoRA is its own affair: the others are made, and the file may come before its turn.
     lacking = missing_loras(asked, family, settings.home)
     for outcome in found:

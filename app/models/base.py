@@ -139,12 +139,13 @@ class Normalised:
     guidance_2 where the model's defaults have none.
 
     ``request.prompt`` is always the full prompt; ``prompt_tokens`` says how much of it the model reads (None where the
-    model's tokenizer is not on this machine yet).
+    model's tokenizer is not on this machine yet). ``notes``, by field: sentences on what is taken as asked, and yet.
     """
 
     request: GenerationRequest
     adjustments: tuple[Adjustment, ...] = ()
     prompt_tokens: TokenUse | None = None
+    notes: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def notes_of(request: GenerationRequest) -> tuple[str, ...]:
@@ -242,12 +243,13 @@ class Family:
             values["steps"] = used
             reason = f"{self._who} {limit} {used} steps, so {steps} become{'s' * (steps == 1)} {used}."
             changed.append(Adjustment(field="steps", asked=steps, used=used, reason=reason))
-        tokens = self._tokens("prompt", asked.prompt, changed)
-        self._tokens("negative_prompt", self._own_words(request), changed)
+        notes: dict[str, str] = {}
+        tokens = self._tokens("prompt", asked.prompt, changed, notes)
+        self._tokens("negative_prompt", self._own_words(request), changed, notes)
         changed += self._unheeded(request, asked)
         if strict and changed:
             raise UsageError("Refused because of --strict: " + " ".join(item.reason for item in changed) + _ADVICE)
-        return Normalised(asked.model_copy(update=values), tuple(changed), tokens)
+        return Normalised(asked.model_copy(update=values), tuple(changed), tokens, notes)
 
     def _possible_steps(self, steps: int) -> tuple[int, str]:
         """The nearest possible number of steps, and what the limit is, before that number."""
@@ -327,8 +329,8 @@ class Family:
             return f"{self._who} takes a {name} of {grid.least} pixels only, so {value} becomes {used}."
         return f"{self._who} takes a {name} in multiples of {grid.step}, {limits} pixels, so {value} becomes {used}."
 
-    def _tokens(self, name: str, text: str, changed: list[Adjustment]) -> TokenUse | None:
-        """Count, and note what the model will not read of this text."""
+    def _tokens(self, name: str, text: str, changed: list[Adjustment], notes: dict[str, str]) -> TokenUse | None:
+        """Count, and tell what the model will not read of this text, or not know."""
         if self.folder is None:
             return None
         use = count_tokens(self.folder / "tokenizer" / "tokenizer.json", text, self.token_limit)
@@ -343,6 +345,6 @@ class Family:
         if use.unknown:
             words = ", ".join(f"'{word}'" for word in use.unknown[:8]) + (", …" if len(use.unknown) > 8 else "")
             hint = "".join(f" Did you mean '{near}' for '{word}'?" for word, near in use.near)
-            reason = f"{self._who} does not know {words}, so the clip may not show it.{hint}"
-            changed.append(Adjustment(field=name, asked=words, used=None, reason=reason))
+            them = "them" if len(use.unknown) > 1 else "it"
+            notes[name] = f"{self._who} does not know {words}, so the clip may not show {them}.{hint}"
         return use

@@ -135,10 +135,21 @@ def _unread(text: str, seen: list[tuple[int, int]], end: int) -> tuple[str, ...]
 
 
 def _near(words: frozenset[str], unknown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Spelling help where the model's words are listed."""
+    """Spelling help where the model's words are listed; none for a word so short that many are near."""
     known = sorted(words)
-    close = ((word, difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.8)) for word in unknown[:8])
-    return tuple((word, match[0]) for word, match in close if match)
+    found = []
+    for word in (one for one in unknown[:8] if len(one) > 3):
+        alike = [one for one in known if _may_be_meant(one, word.lower())]
+        found += [(word, near) for near in difflib.get_close_matches(word.lower(), alike, n=1, cutoff=0.8)]
+    return tuple(found)
+
+
+def _may_be_meant(known: str, word: str) -> bool:
+    """Whether the lengths are alike and the first letters the same, or one slip at the start is all that differs."""
+    if abs(len(known) - len(word)) > 1:
+        return False
+    swapped = word[1] + word[0] + word[2:]
+    return known[0] == word[0] or known in (word[1:], swapped) or known[1:] in (word, word[1:])
 
 
 def _bare(word: str) -> str:

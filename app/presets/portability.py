@@ -54,7 +54,7 @@ def here(request: GenerationRequest, home: Home, service: Service, recorded: Map
         normalised = fitted(family.normalise(request), home)
     except UsageError as error:
         return Here(request, (*said, str(error)), runs=False)
-    said += [adjustment.reason for adjustment in normalised.adjustments]
+    said += [*(adjustment.reason for adjustment in normalised.adjustments), *normalised.notes.values()]
     applied, answer, refused = _planned(request, normalised.request, service, recorded)
     said += refused
     if answer is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.errors import DatabaseError
 
-ELSEWHERE = " (on the command line: or choose another data folder with --home DIR)"
+ELSEWHERE = " (on the command line: --home DIR names another data folder)"
 APART = "move it away to start with an empty queue and history; the clips that were made stay where they are"
 
 ADVICE: dict[str, tuple[int, ...]] = {

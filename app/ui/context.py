@@ -103,8 +103,8 @@ class Context:
         for one in wished.expand():
             normalised = fitted(family.normalise(one), self.home)
             title = name or " ".join(one.prompt.split())[:60] or family.title
-            spec = JobSpec(title, one, normalised.request, self.home.outputs, normalised.adjustments, origin=origin)
-            made.append(spec)
+            notes, folder = tuple(normalised.notes.values()), self.home.outputs
+            made.append(JobSpec(title, one, normalised.request, folder, normalised.adjustments, notes, origin=origin))
         return tuple(made)
 
     def open_path(self, path: str | Path) -> Path:

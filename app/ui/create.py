@@ -259,8 +259,9 @@ def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
     # the model's own end mark is no token of a person who wrote nothing
     tokens = f"{use.total:,} of {use.limit:,} tokens" if use is not None and request.prompt.strip() else ""
     notes = "".join(f'<p class="kt-hint">{escaped(note)}</p>' for note in notes_of(request))
-    about_prompt = [item.reason for item in made.adjustments if item.field == "prompt"]
-    others = [item.reason for item in made.adjustments if item.field != "prompt"]
+    told = [*((item.field, item.reason) for item in made.adjustments), *made.notes.items()]
+    about_prompt = [reason for field, reason in told if field == "prompt"]
+    others = [reason for field, reason in told if field != "prompt"]
     frames, fps = int(request.frames or 0), float(request.fps or 1)
     length = f"{request.width}×{request.height} · {frames} frames = {frames / fps:.1f} s at {fps:g} fps"
     return [

@@ -33,6 +33,7 @@ def add(context: Context) -> None:
             "fits": found.fits,
             "request": normalised.request.model_dump(mode="json"),
             "adjustments": [item.model_dump(mode="json") for item in normalised.adjustments],
+            "notes": list(normalised.notes.values()),
             "tokens": to_data(normalised.prompt_tokens) if normalised.prompt_tokens else None,
         }
 

@@ -197,7 +197,7 @@ def clip_data(job: Job) -> dict[str, Any]:
         "facts": timing_line(result.timings),
         "accelerators": " · ".join(filter(None, [result.ran_on, acceleration.summary(result.plan, result.report)])),
         "settings": _settings(request),
-        "notes": [on_page(note) for note in (*(item.reason for item in job.spec.adjustments), *result.warnings)],
+        "notes": [on_page(note) for note in (*job.spec.told, *result.warnings)],
     }
 
 

@@ -229,8 +229,7 @@ def clip_html(job: Job | None, context: Context, code: str = "") -> str:
             parts.append(
                 f"<details><summary>Details for a report</summary><pre>{escaped(job.error.detail)}</pre></details>"
             )
-    told = [adjustment.reason for adjustment in job.spec.adjustments]
-    parts.append(sentences_html([*told, *(job.result.warnings if job.result else ())]))
+    parts.append(sentences_html([*job.spec.told, *(job.result.warnings if job.result else ())]))
     parts.append(f'<div class="kt-buttons">{"".join(_clip_buttons(job, context))}</div>')
     if code:
         parts.append(

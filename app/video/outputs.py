@@ -73,7 +73,7 @@ def check_space(folder: Path, needed: int) -> None:
     if not place.is_dir():
         raise CannotRunError(
             f"The output folder {folder} cannot be made, since {place} is not a folder: make way for it "
-            "(on the command line: or choose another with --out)."
+            "(on the command line: --out DIR names another)."
         )
     try:
         with tempfile.TemporaryFile(dir=place, prefix=".kinetile-") as probe:
@@ -84,7 +84,7 @@ def check_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise CannotRunError(
             f"The disk that holds {folder} has {size_text(free)} free, but this run may need {size_text(needed)}: "
-            "free some space (on the command line: or choose another folder with --out)."
+            "free some space (on the command line: --out DIR names another folder)."
         )
 
 
@@ -94,15 +94,14 @@ def explained(error: OSError, folder: Path) -> KinetileError:
         return disk_full(folder)
     reason = (error.strerror or type(error).__name__).lower()
     return CannotRunError(
-        f"Cannot write in the output folder {folder} ({reason}): make it writable (on the command line: or choose "
-        "another with --out)."
+        f"Cannot write in the output folder {folder} ({reason}): make it writable (on the command line: --out DIR "
+        "names another)."
     )
 
 
 def disk_full(folder: Path) -> CannotRunError:
     return CannotRunError(
-        f"The disk that holds {folder} is full: free some space (on the command line: or choose another folder with "
-        "--out)."
+        f"The disk that holds {folder} is full: free some space (on the command line: --out DIR names another folder)."
     )
 
 

@@ -82,6 +82,6 @@ def test_no_sentence_of_the_page_names_an_option() -> None:
 
 def test_the_page_leaves_out_what_only_a_command_line_offers() -> None:
     full = outputs.disk_full(Path("/clips"))
-    assert "choose another folder with --out" in str(full)
+    assert "--out DIR names another folder" in str(full)
     assert errors.on_page(full) == "The disk that holds /clips is full: free some space."
     assert errors.on_page("As it is (so).") == "As it is (so)."

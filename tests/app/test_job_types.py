@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.job_types import NAME_BYTES
-from app.request import MAX_SEED
+from app.request import MAX_SEED, Adjustment
 from app.video.outputs import safe_stem
 from tests.app.services import spec
 
@@ -14,6 +15,12 @@ from tests.app.services import spec
 )
 def test_a_clip_made_again_keeps_its_name(tmp_path: Path, name: str, stem: str) -> None:
     assert spec(tmp_path, name=name, seed=11).stem == stem
+
+
+def test_what_is_told_of_a_clip_is_what_was_changed_and_what_else_to_know(tmp_path: Path) -> None:
+    change = Adjustment(field="width", asked=65, used=64, reason="65 becomes 64.")
+    made = replace(spec(tmp_path), adjustments=(change,), notes=("The starter does not know 'yak'.",))
+    assert made.told == ("65 becomes 64.", "The starter does not know 'yak'.")
 
 
 @pytest.mark.parametrize("name", ["红" * 120, "🚀" * 90, "x" * 300])

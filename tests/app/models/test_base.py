@@ -111,19 +111,19 @@ def test_long_prompts_are_kept_whole_and_the_cut_is_said(family: Family) -> None
 
 def test_unknown_words_are_said(family: Family) -> None:
     done = family.normalise(GenerationRequest(prompt="a rokcet with wings"))
-    (adjustment,) = done.adjustments
-    assert adjustment.reason == (
-        "Toy does not know 'rokcet', 'with', 'wings', so the clip may not show it. Did you mean 'rocket' for 'rokcet'?"
+    assert done.notes["prompt"] == (
+        "Toy does not know 'rokcet', 'with', 'wings', so the clip may not show them. "
+        "Did you mean 'rocket' for 'rokcet'?"
     )
-    with pytest.raises(UsageError, match="does not know 'rokcet'"):
-        family.normalise(GenerationRequest(prompt="a rokcet"), strict=True)
+    assert done.adjustments == ()
+    assert family.normalise(GenerationRequest(prompt="a rokcet with wings"), strict=True) == done
 
 
 def test_the_models_own_negative_prompt_is_not_held_against_the_person(family: Family) -> None:
     assert family.normalise(GenerationRequest(prompt="a ball"), strict=True).request.negative_prompt == "blurry"
     taking = replace(family, takes=frozenset({"negative_prompt"}))
-    (adjustment,) = taking.normalise(GenerationRequest(prompt="a ball", negative_prompt="fog")).adjustments
-    assert adjustment.field == "negative_prompt"
+    notes = taking.normalise(GenerationRequest(prompt="a ball", negative_prompt="fog")).notes
+    assert list(notes) == ["negative_prompt"]
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_a_4000_word_prompt_says_how_much_is_read() -> None:
 
 
 def test_unknown_words_are_named() -> None:
-    (adjustment,) = STARTER.normalise(GenerationRequest(prompt="a red unicorn in space")).adjustments
-    assert adjustment.reason == "The starter does not know 'unicorn', so the clip may not show it."
+    done = STARTER.normalise(GenerationRequest(prompt="a red unicorn in space"))
+    assert done.notes == {"prompt": "The starter does not know 'unicorn', so the clip may not show it."}
 
 
 @pytest.mark.parametrize("prompt", ["", "   ", "\n"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import CannotRunError
-from app.models.tokens import TokenUse, count_tokens
+from app.models.tokens import TokenUse, _near, count_tokens
 from tests.app.models.vocabulary import write_tokenizer
 
 
@@ -74,6 +74,25 @@ def test_a_misspelled_word_gets_its_neighbour_where_words_are_listed(tmp_path: P
     file.with_name("vocabulary.txt").unlink()
     file.touch()
     assert use(file, "a red rokcet in spacce beside zzz").near == ()
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("eats", ()),
+        ("cat", ()),
+        ("rokcet", ("rocket",)),
+        ("ocket", ("rocket",)),
+        ("orcket", ("rocket",)),
+        ("xhearts", ("hearts",)),
+        ("pearts", ("hearts",)),
+        ("parts", ()),
+        ("rocketss", ()),
+    ],
+)
+def test_only_a_spelling_that_is_truly_near_is_offered(word: str, near: tuple[str, ...]) -> None:
+    words = frozenset({"at", "hearts", "rocket"})
+    assert _near(words, (word,)) == tuple((word, one) for one in near)
 
 
 @given(st.text(max_size=80), st.integers(1, 20))

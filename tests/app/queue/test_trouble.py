@@ -57,7 +57,7 @@ def held_by_another(queue: JobQueue, folder: Path) -> None:
     [
         (full, "free some space on the disk that holds it, and try again; what it holds is kept."),
         (another_schema, "its tables are not those of this Kinetile: start the one that wrote it, or move it away"),
-        (read_only, "let this user write that file and its folder (on the command line: or choose another data folder"),
+        (read_only, "let this user write that file and its folder (on the command line: --home DIR names another data"),
         (held_by_another, "another program holds it: close that, and try again"),
     ],
 )
