@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,13 +32,12 @@ def unused_gpu(sites: Iterable[Path], chosen: str, venv: Path | None = None) -> 
     build = choose_build(machine.read_host(), load_table()).build
     if build.kind == "cpu":  # the GPU or its driver is too old for any
         return ""
-    from accel.advice import pip  # most starts have nothing to say
-
     wanted = build.attempts[0]
-    index = ("--index-url", wanted.index) if wanted.index else ()
+    index = f" --index-url {wanted.index}" if wanted.index else ""
+    # accel.advice writes it shorter, but nothing of accel can be imported before all is installed
     fix = (
         f"delete {venv} and start again: python launch.py --torch-build {build.name}"
         if venv is not None
-        else pip("install", "--force-reinstall", wanted.requirement, *index)
+        else f'"{sys.executable}" -m pip install --force-reinstall {wanted.requirement}{index}'
     )
     return f"an {vendor.upper()} GPU is here, but torch {facts['version']} is a build for the CPU; to use it, {fix}"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from accel.advice import PYTHON
 from app import bootstrap
 from app.arguments import parser
 from app.environment import machine
@@ -236,7 +235,7 @@ def test_a_torch_of_ones_own_environment_is_mentioned_too(
     monkeypatch.setattr(sys, "path", [str(clone / "own"), *sys.path])
     gpu_here(monkeypatch)
     assert find(clone) == sys.executable
-    command = f"{PYTHON} -m pip install --force-reinstall torch==2.13.0+cu130 --index-url https://"
+    command = f'"{sys.executable}" -m pip install --force-reinstall torch==2.13.0+cu130 --index-url https://'
     assert command in capsys.readouterr().err
     gpu_here(monkeypatch, driver=(390, 0))
     assert find(clone) == find(clone, "--torch-build", "cpu") == sys.executable

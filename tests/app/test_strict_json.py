@@ -125,9 +125,9 @@ def test_size_is_capped() -> None:
 
 def test_places_are_remembered() -> None:
     document = parse('{\n"a": [1,\n{"b": 2}],\n"c": 3}', "x")
-    assert document.place(("a", 1, "b")) == "x, line 3"
-    assert document.place(("c",)) == "x, line 4"
-    assert document.place(("a", 1, "unknown", 9)) == "x, line 3"
+    assert document.place(("a", 1, "b")) == "x, line 3, column 7"
+    assert document.place(("c",)) == "x, line 4, column 6"
+    assert document.place(("a", 1, "unknown", 9)) == "x, line 3, column 1"
 
 
 @given(values | st.just(list(range(1000))) | st.just("\ud800") | st.just({"\x7f\x9b2J": "\u202e"}))

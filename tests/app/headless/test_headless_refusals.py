@@ -70,7 +70,7 @@ def test_all_wrong_lines_of_a_batch_are_told(batch: Batch, no_loading: None) -> 
     assert batch.run(str(path)) == 2
     told = batch.stderr.splitlines()
     places = ["many.jsonl:1, column 2, stepz", "many.jsonl:3, column 1", "many.jsonl:5, column 11, steps"]
-    for place, line in zip([*places, "many.jsonl:6, column 26, frames"], told, strict=True):
+    for place, line in zip([*places, "many.jsonl:6, column 32, frames"], told, strict=True):
         assert place in line
     path.write_text('{"scheduler": "euler"}\n' * 25, encoding="utf-8")
     assert batch.run(str(path)) == 2
