@@ -89,16 +89,8 @@ class FusedWanBlock(nn.Module):
         value = _linear(attn.to_v, rows).unflatten(2, (attn.heads, -1))
         query = partial(self._heads, attn.to_q, attn.norm_q, rows, rotation)
         key = partial(self._heads, attn.to_k, attn.norm_k, rows, rotation)
-        out = None
         shape = value if across is None else across.shaped(value)
-        if slot := self._attends_in_fp8(shape, shape):
-            form = self.accel_means.form
-            out = _attend_in_fp8(slot.backend, partial(query, form), partial(key, form), value, across)
-            # ranks must all go the same way, so none judges for itself
-            if across is None and slot.judge(out, value, value, value):
-                out = None
-            else:
-                slot.tally.served()
+        out = self._attended_in_fp8(shape, shape, query, key, value, across)
         if out is None:
             out = bridge.dispatch(attn.processor, query(None)[0], key(None)[0], value, across)
         return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), self.accel_means.form))
@@ -109,32 +101,40 @@ class FusedWanBlock(nn.Module):
         )
         return made
 
-    def _attends_in_fp8(self, query: torch.Tensor, key: torch.Tensor) -> AttentionSlot | None:
-        """The slot, where its backend takes query and key already quantised and would serve this call. query, key: of
-        the call's shapes."""
-        slot = self.accel_means.slot
+    def _attended_in_fp8(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        queries: Callable[[torch.dtype], Heads],
+        keys: Callable[[torch.dtype], Heads],
+        value: torch.Tensor,
+        across: Across | None = None,
+    ) -> torch.Tensor | None:
+        """Attention where the slot's backend takes query and key already quantised and serves this call, counted; None
+        where it does not, or not rightly. query, key: of the call's shapes; queries, keys: give them in a format."""
+        slot, form = self.accel_means.slot, self.accel_means.form
         backend: Any = None if slot is None or slot.aside or slot.why_not(query, key) else slot.backend
-        if not hasattr(backend, "attend_quantised"):
+        if slot is None or not hasattr(backend, "attend_quantised"):
             return None
-        return None if backend.why_not_quantised(AttentionCall(query, key, key)) else slot
+        if backend.why_not_quantised(AttentionCall(query, key, key)):
+            return None
+        out = _attend_in_fp8(backend, partial(queries, form), partial(keys, form), value, across)
+        # ranks must all go the same way, so none judges for itself
+        if across is None and slot.judge(out, query, value, value):
+            return None
+        slot.tally.served()
+        return out
 
     def _cross_attention(self, rows: Rows, text: torch.Tensor) -> torch.Tensor:
         attn, run = self.attn2, self.accel_means.kernels
-        form, heads = self.accel_means.form, attn.heads
-        query, keyed = _linear(attn.to_q, rows), attn.to_k(text)
+        heads, query, keyed = attn.heads, _linear(attn.to_q, rows), attn.to_k(text)
         value = attn.to_v(text).unflatten(2, (heads, -1))
         queries = partial(run.heads, query, attn.norm_q.weight, attn.norm_q.eps, None, heads)
         keys = partial(run.heads, keyed, attn.norm_k.weight, attn.norm_k.eps, None, heads)
-        shaped, out = query.unflatten(2, (heads, -1)), None
-        if slot := self._attends_in_fp8(shaped, value):
-            out = _attend_in_fp8(slot.backend, partial(queries, form), partial(keys, form), value, None)
-            if slot.judge(out, shaped, value, value):
-                out = None
-            else:
-                slot.tally.served()
+        out = self._attended_in_fp8(query.unflatten(2, (heads, -1)), value, queries, keys, value)
         if out is None:
             out = bridge.dispatch(attn.processor, queries(None)[0], keys(None)[0], value)
-        return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), form))
+        return _linear(attn.to_out[0], run.rows(out.flatten(2, 3), self.accel_means.form))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copied or pickled it is a stock block: what makes it fused belongs to one installation."""

@@ -92,12 +92,11 @@ def rows(
     try:
         for number, call in enumerate(left):
             tell(number, len(left), f"{call.stage.replace('_', ' ')}: {call.title}")
-            stage, described = plan.stage(call.stage), traits.stage(call.stage)
-            if stage is None or described is None:
+            bench = _bench(machine, traits, plan, results, pace, call, should_stop)
+            if bench is None:
                 continue
-            torch.set_num_threads(int(stage.threads.engaged))
-            block = recorded.blocks.get(call.title)
-            yield from _Bench(machine, described, stage, results, pace, should_stop).of(call, chosen, block)
+            torch.set_num_threads(int(bench.plan.threads.engaged))
+            yield from bench.of(call, chosen, recorded.blocks.get(call.title))
     finally:
         torch.set_num_threads(threads)
 
@@ -114,10 +113,25 @@ def expected(
     """Seconds that `rows` will take for each call, by its operations and the peaks in `results`."""
     chosen, found = tuple(registry), []
     for call in _worth(recorded.calls, pace.least):
-        stage, described = plan.stage(call.stage), traits.stage(call.stage)
-        bench = None if stage is None or described is None else _Bench(machine, described, stage, results, pace, bool)
+        bench = _bench(machine, traits, plan, results, pace, call, bool)
         found.append(0.0 if bench is None else bench.seconds(call, chosen))
     return found
+
+
+def _bench(
+    machine: Machine,
+    traits: ModelTraits,
+    plan: Plan,
+    results: Results,
+    pace: Pace,
+    call: Call,
+    should_stop: ShouldStop,
+) -> _Bench | None:
+    """What measures a call; None where its stage is not planned or not described."""
+    stage, described = plan.stage(call.stage), traits.stage(call.stage)
+    if stage is None or described is None:
+        return None
+    return _Bench(machine, described, stage, results, pace, should_stop)
 
 
 def _worth(found: Iterable[Call], least: float) -> Iterator[Call]:
