@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
+from app.errors import UsageError, mistakes_of
 from app.progress import Progress, Stage
 from app.strict_json import printable
 
@@ -59,8 +60,9 @@ def reporter_for(stream: TextIO) -> Reporter:
 
 
 def complain(error: BaseException, stream: TextIO, label: str = "") -> None:
-    """One sentence for a person; where it came from only with KINETILE_DEBUG=1."""
-    print(printable(f"{label}: {error}" if label else str(error)), file=stream, flush=True)
+    """One sentence for a person, and each of several mistakes; where it came from only with KINETILE_DEBUG=1."""
+    for one in mistakes_of(error) if isinstance(error, UsageError) else (error,):
+        print(printable(f"{label}: {one}" if label else str(one)), file=stream, flush=True)
     if os.environ.get("KINETILE_DEBUG") == "1":
         print(getattr(error, "detail", "") or "".join(traceback.format_exception(error)), file=stream, flush=True)
 

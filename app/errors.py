@@ -2,7 +2,7 @@
 
     KinetileError           1    anything below; catch this one at a boundary
     ├── UsageError          2    bad usage, preset or request; the person can fix it
-    │   └── SourceError          of several lines of a batch
+    │   └── SourceError          several mistakes of one source
     ├── CannotRunError      3    this machine can't do it (disk, encoder, memory)
     │   └── PlanRefusedError     a forced accelerator can't run on it
     │   └── DatabaseError   3    the queue's database can't be read or written
@@ -35,9 +35,9 @@ class UsageError(KinetileError):
 
 
 class SourceError(UsageError):
-    """Several lines of one source are not acceptable. problems: a sentence for each."""
+    """One source has several mistakes. problems: a sentence for each; the error's own is the first and their number."""
 
-    def __init__(self, message: str, problems: Sequence[KinetileError] = ()) -> None:
+    def __init__(self, message: str, problems: Sequence[UsageError] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
 
@@ -66,6 +66,21 @@ class Cancelled(KinetileError):  # noqa: N818 (an answer to a wish, not an error
     """Somebody asked the run to stop, and it did."""
 
     exit_code: ClassVar[int] = 130
+
+
+def mistakes_of(error: UsageError) -> tuple[UsageError, ...]:
+    """Every mistake that an error stands for: itself, if for no other."""
+    return (error.problems if isinstance(error, SourceError) else ()) or (error,)
+
+
+def refuse_all(problems: Sequence[UsageError]) -> None:
+    """Raise UsageError if there are mistakes: the one that there is, or SourceError of them all."""
+    found = [mistake for problem in problems for mistake in mistakes_of(problem)]
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        more = len(found) - 1
+        raise SourceError(f"{found[0]} ({more:,} more mistake{'s' * (more > 1)}.)", found)
 
 
 def on_page(sentence: object) -> str:

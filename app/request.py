@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from app.errors import UsageError
+from app.errors import UsageError, refuse_all
 from app.paths import is_foreign, relative_name, without_home
 from app.strict_json import Document, parse, printable, short
 from app.validation import BROKEN_TEXT, allowed, check, version_of
@@ -177,19 +177,32 @@ class GenerationRequest(Data):
     def with_set(self, assignments: Iterable[str | Assignment]) -> GenerationRequest:
         """A copy with each ``key=value`` applied; keys may be dotted, values are JSON where they can be.
 
-        Raises UsageError naming the assignment as it was written.
+        Raises UsageError naming each wrong assignment as it was written.
         """
-        request = self
-        for one in map(Assignment.of, assignments):
-            _, equals, text = one.text.partition("=")
-            if not equals or not one.key:
-                raise UsageError(f"{one.written}: KEY=VALUE was expected, for example --set steps=12.")
-            if one.key == "seed":
-                text = _seed(text.strip(), one.written)
-            tree = request.model_dump(mode="json")
-            _assign(tree, one.key.split("."), text, one.written)
-            request = parse_request(tree, one.written)
+        request, wrong = self.with_each(assignments)
+        refuse_all(wrong)
         return request
+
+    def with_each(self, assignments: Iterable[str | Assignment]) -> tuple[GenerationRequest, list[UsageError]]:
+        """A copy with each assignment applied that can be, and what is wrong with the others."""
+        request = self
+        wrong: list[UsageError] = []
+        for one in map(Assignment.of, assignments):
+            try:
+                request = request._with(one)
+            except UsageError as error:
+                wrong.append(error)
+        return request, wrong
+
+    def _with(self, one: Assignment) -> GenerationRequest:
+        _, equals, text = one.text.partition("=")
+        if not equals or not one.key:
+            raise UsageError(f"{one.written}: KEY=VALUE was expected, for example --set steps=12.")
+        if one.key == "seed":
+            text = _seed(text.strip(), one.written)
+        tree = self.model_dump(mode="json")
+        _assign(tree, one.key.split("."), text, one.written)
+        return parse_request(tree, one.written)
 
     def expand(self) -> tuple[GenerationRequest, ...]:
         """One request per clip: ``count`` 1 each, seeds resolved as seed, seed + 1, …

@@ -74,6 +74,7 @@ def parse(data: str | bytes, source: str, *, limit: int = MAX_BYTES, one_line: b
     Raises UsageError with source, line and column for everything that is not strict JSON within the caps.
     """
     text = _decode(data, source, limit)
+    text = text.rstrip("\r\n") if one_line else text  # where a line ends is its last column's place
     return _Parser(text, source, one_line).document()
 
 
@@ -252,7 +253,7 @@ class _Parser:
 
     def shown(self, at: int) -> str:
         if at >= len(self.text):
-            return "the end of the file"
+            return f"the end of the {'line' if self.one_line else 'file'}"
         if self.text.startswith(("//", "/*", "#"), at):
             return "a comment (JSON has none)"
         return short(self.text[at])

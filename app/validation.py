@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from accel.advice import nearest
-from app.errors import UsageError
+from app.errors import UsageError, refuse_all
 from app.strict_json import Document, Keys, dotted, printable, short
 
 VERSION = 1
@@ -30,6 +31,9 @@ OR_NOTHING = ", or left out"
 MAX_UNKNOWN = 100
 """Most unknown keys that a file of a newer version may have, and most list entries looked through for them."""
 
+MAX_MISTAKES = 100
+"""Most mistakes of one document that are told: a small file can have a hundred thousand."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -38,7 +42,7 @@ def check(
 ) -> tuple[Model, tuple[str, ...]]:
     """The part of ``document`` at ``base`` as a ``model``, and warnings (only ever for a ``newer`` file).
 
-    Raises UsageError naming source, line, dotted path, value and what is allowed.
+    Raises UsageError naming source, line, dotted path, value and what is allowed, for every mistake.
     """
     value = document.value
     for part in base:
@@ -46,22 +50,39 @@ def check(
     if not isinstance(value, Mapping):
         raise UsageError(f"{_where(document, base)}: {short(value)} must be an object, {{…}}.")
     unknown = list(itertools.islice(_unknown(model, value), MAX_UNKNOWN + 1))
-    if unknown and (not newer or len(unknown) > MAX_UNKNOWN):
-        path, siblings = unknown[0]
-        raise UsageError(
-            f"{_where(document, base + path, key=True)}: {_unknown_sentence(path[-1], siblings)}{_more(len(unknown))}"
-        )
+    wrong: dict[Keys, list[str] | ErrorDetails] = {}
+    if not newer or len(unknown) > MAX_UNKNOWN:
+        wrong |= dict(unknown)
     warnings = tuple(
         f"{_where(document, base + path, key=True)}: this key comes from a newer Kinetile and has no effect here."
         for path, _ in unknown
     )
     try:
-        return model.model_validate(_without(value, [path for path, _ in unknown])), warnings
+        found = model.model_validate(_without(value, [path for path, _ in unknown]))
     except ValidationError as error:
-        hint = " The file was written by a newer Kinetile." if newer else ""
-        raise UsageError(_sentence(model, document, base, error) + hint) from None
+        wrong |= {tuple(one["loc"]): one for one in error.errors(include_url=False)}
     except (OverflowError, RecursionError) as error:
         raise UsageError(f"{_where(document, base)}: a value is too large.") from error
+    if wrong:
+        _refuse(model, document, base, wrong, " The file was written by a newer Kinetile." if newer else "")
+    return found, warnings
+
+
+def _refuse(
+    model: type[Model], document: Document, base: Keys, wrong: Mapping[Keys, list[str] | ErrorDetails], hint: str
+) -> None:
+    """Raise UsageError for what is wrong, in the order of the text: by path the known names, or pydantic's verdict."""
+    refused = []
+    for path in sorted(wrong, key=lambda path: document.offsets.get(base + path, 0))[:MAX_MISTAKES]:
+        verdict = wrong[path]
+        if isinstance(verdict, list):
+            where = _where(document, base + path, key=True)
+            refused.append(UsageError(f"{where}: {_unknown_sentence(path[-1], verdict)}"))
+        else:
+            refused.append(UsageError(_sentence(model, document, base, verdict) + hint))
+    if len(wrong) > MAX_MISTAKES:
+        refused.append(UsageError(f"{document.source}: more than {MAX_MISTAKES} mistakes; the others are not told."))
+    refuse_all(refused)
 
 
 def version_of(document: Document, *paths: Keys) -> int:
@@ -177,27 +198,22 @@ def _unknown_sentence(key: str | int, siblings: list[str]) -> str:
     return f"there is no such key: {nearest(str(key), siblings, 'the README lists')}."
 
 
-def _sentence(model: type[BaseModel], document: Document, base: Keys, error: ValidationError) -> str:
-    first, *others = error.errors(include_url=False)
-    path = tuple(first["loc"])
+def _sentence(model: type[BaseModel], document: Document, base: Keys, error: ErrorDetails) -> str:
+    path = tuple(error["loc"])
     info = _field(model, path)
     place = _where(document, base + path)
-    if first["type"].startswith("kinetile"):
-        text = first["msg"]
-    elif first["type"] == "string_unicode":
+    if error["type"].startswith("kinetile"):
+        text = error["msg"]
+    elif error["type"] == "string_unicode":
         text = BROKEN_TEXT
-    elif first["type"] == "missing":
+    elif error["type"] == "missing":
         text = f"this key is missing; add it ({allowed(info) if info else 'see the shipped presets'})."
     else:
         wanted = allowed(info) if info else "another value"
         if info and path and isinstance(path[-1], int) and nested(info)[1]:
             wanted = "an object, {...}"
-        text = f"{short(first['input'])} is not possible; it must be {wanted}."
-    return f"{place}: {text}{_more(1 + len(others))}"
-
-
-def _more(total: int) -> str:
-    return f" ({total - 1} more of this kind.)" if total > 1 else ""
+        text = f"{short(error['input'])} is not possible; it must be {wanted}."
+    return f"{place}: {text}"
 
 
 def _field(model: type[BaseModel], path: Keys) -> FieldInfo | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app import video
-from app.errors import KinetileError, SourceError, UsageError
+from app.errors import KinetileError, UsageError, mistakes_of, refuse_all
 from app.estimate import Estimate, disk_need
 from app.loras import missing_loras
 from app.models import family_for
@@ -22,7 +22,7 @@ from app.paths import OUTPUTS, Home, home, read_bytes
 from app.pictures import MAX_BYTES as MAX_PICTURE
 from app.pictures import Field, adopt, fitted, keep
 from app.plain import to_data
-from app.presets import NamedRequest, read_source
+from app.presets import NamedRequest, read_each, read_source
 from app.queue.jobs import Job, JobSpec
 from app.queue.keeper import error_from
 from app.request import Assignment, GenerationRequest, canonical
@@ -76,9 +76,12 @@ class BatchSettings:
         try:
             yield
         except UsageError as error:
-            field, colon, rest = str(error).partition(": ")
-            typed = self.written.get(field) if colon else None
-            raise UsageError(f"{typed}: {rest}" if typed else f"{origin}: {error}") from error
+            refuse_all([self._blamed(mistake, origin) for mistake in mistakes_of(error)])
+
+    def _blamed(self, error: UsageError, origin: str) -> UsageError:
+        field, colon, rest = str(error).partition(": ")
+        typed = self.written.get(field) if colon else None
+        return UsageError(f"{typed}: {rest}" if typed else f"{origin}: {error}")
 
 
 @dataclass
@@ -137,26 +140,36 @@ def prepare(sources: Sequence[str], settings: BatchSettings) -> tuple[list[Outco
     seen: Counter[str] = Counter()
     batch = secrets.token_hex(8)
     for source in sources:
-        try:
-            named = read_source(source, settings.home)
-        except SourceError as error:
-            problems += error.problems
-            continue
-        except KinetileError as error:
-            problems.append(error)
-            continue
-        for one in named:
+        for one in _each(source, settings):
+            if isinstance(one, KinetileError):
+                problems += _mistakes_of(one)
+                continue
             try:
                 outcomes += _outcomes_of(one, settings, batch, seen)
             except KinetileError as error:
-                problems.append(error)
+                problems += _mistakes_of(error)
             if len(outcomes) > MAX_CLIPS:
                 problems.append(
                     UsageError(f"{one.origin}: one run makes at most {MAX_CLIPS:,} clips; split the batch.")
                 )
                 break
+    # What was typed is told beside sources that can't be read, too; of LoRAs it counts on those of a request.
+    typed = [one for one in map(Assignment.of, settings.assignments) if not one.key.startswith("loras.")]
+    problems += GenerationRequest().with_each(typed)[1]
     # what was typed for all requests is wrong once, however many there are
     return outcomes, list({str(problem): problem for problem in problems}.values())
+
+
+def _mistakes_of(error: KinetileError) -> Sequence[KinetileError]:
+    return mistakes_of(error) if isinstance(error, UsageError) else (error,)
+
+
+def _each(source: str, settings: BatchSettings) -> Iterator[NamedRequest | KinetileError]:
+    """What a source asks for, and every mistake of it in its place."""
+    try:
+        yield from read_each(source, settings.home)
+    except KinetileError as error:
+        yield error
 
 
 def asked_in(sources: Sequence[str], settings: BatchSettings) -> list[NamedRequest]:
@@ -177,12 +190,29 @@ def recorded_plan(named: NamedRequest, settings: BatchSettings) -> Any:
     return None if forced or named.metadata is None else named.metadata.get("plan")
 
 
-def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:
-    asked = named.request.with_set(settings.assignments)
+def _asked(named: NamedRequest, settings: BatchSettings) -> GenerationRequest:
+    """What is asked for once the command line is heard, its pictures kept. Raises UsageError for all that is wrong."""
+    asked, wrong = named.request.with_each(settings.assignments)
     if settings.count is not None:
         asked = asked.model_copy(update={"count": settings.count})
+    try:
+        with settings.blaming(named.origin):
+            asked = _with_pictures(asked, named, settings)
+    except UsageError as error:
+        wrong.append(error)
+        asked = asked.model_copy(update={name: path.name for name, path in settings.pictures.items()})
+    try:
+        with settings.blaming(named.origin):
+            family_for(asked.model).normalise(asked, settings.strict)
+    except UsageError as error:
+        wrong.append(error)
+    refuse_all(wrong)
+    return asked
+
+
+def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen: Counter[str]) -> list[Outcome]:
+    asked = _asked(named, settings)
     with settings.blaming(named.origin):
-        asked = _with_pictures(asked, named, settings)
         family = family_for(asked.model)
         normalised = [
             (one, fitted(family.normalise(one, settings.strict), settings.home, settings.strict))
@@ -219,12 +249,14 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
 def _with_pictures(asked: GenerationRequest, named: NamedRequest, settings: BatchSettings) -> GenerationRequest:
     """The request with its pictures kept: those of --image and --last-image, else what the source brings."""
     kept = adopt(asked.model_copy(update=dict.fromkeys(settings.pictures)), settings.home, named.folder, named.pictures)
+    wrong: list[UsageError] = []
     for name, path in settings.pictures.items():
         try:
             data = read_bytes(path, MAX_PICTURE)
             kept = kept.model_copy(update={name: keep(settings.home, data, path.name, str(path), name)})
         except UsageError as error:
-            raise UsageError(f"{name}: {error}") from error
+            wrong.append(UsageError(f"{name}: {error}"))
+    refuse_all(wrong)
     return kept
 
 

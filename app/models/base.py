@@ -9,13 +9,13 @@ A new model is one new file here with a ``FAMILIES`` tuple and one line in ``app
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from accel.advice import nearest
-from app.errors import UsageError
+from app.errors import UsageError, refuse_all
 from app.models.geometry import multiples_in
 from app.models.tokens import TokenUse, count_tokens
 from app.request import Adjustment, GenerationRequest
@@ -220,7 +220,7 @@ class Family:
 
         Raises UsageError for what has no nearest possible value, and with ``strict`` for every adjustment.
         """
-        self._refuse_impossible(request)
+        refuse_all([UsageError(sentence) for sentence in self._impossible(request)])
         asked = self._with_defaults(request)
         changed: list[Adjustment] = []
         values: dict[str, int] = {}
@@ -285,12 +285,11 @@ class Family:
         missing = {name: getattr(self.defaults, name) for name in names if getattr(request, name) is None}
         return request.model_copy(update={"model": self.name, **missing})
 
-    def _refuse_impossible(self, request: GenerationRequest) -> None:
+    def _impossible(self, request: GenerationRequest) -> Iterator[str]:
+        """A sentence for everything that this model can't do, and that nothing near can stand for."""
         if request.scheduler is not None and request.scheduler not in self.schedulers:
-            raise UsageError(
-                f"scheduler: {self._who} has no {request.scheduler!r}: "
-                f"{nearest(request.scheduler, self.schedulers, 'the page lists')}."
-            )
+            known = nearest(request.scheduler, self.schedulers, "the page lists")
+            yield f"scheduler: {self._who} has no {request.scheduler!r}: {known}."
         given: dict[Input, object] = {
             "image": request.image,
             "last_image": request.last_image,
@@ -300,16 +299,16 @@ class Family:
         for name, value in given.items():
             if value and name not in self.takes:
                 key = "loras" if name == "lora" else name
-                raise UsageError(f"{key}: {self._who} can't use {WORDS[name]}; remove it or choose another model.")
+                yield f"{key}: {self._who} can't use {WORDS[name]}; remove it or choose another model."
             if not value and name in self.needs:
-                raise UsageError(f"{name}: {self._who} needs {WORDS[name]}; give one or choose another model.")
-        if request.last_image and not request.image and "image" in self.takes:
-            raise UsageError(f"image: {self._who} leads from a picture to a last picture; give the first one too.")
+                yield f"{name}: {self._who} needs {WORDS[name]}; give one or choose another model."
+        if request.last_image and not request.image and "image" in self.takes and "image" not in self.needs:
+            yield f"image: {self._who} leads from a picture to a last picture; give the first one too."
         if request.shift is not None and "shift" not in self.takes and request.shift != self.defaults.shift:
             own = "sets its own" if self.defaults.shift is None else f"works with {self.defaults.shift:g} only"
-            raise UsageError(f"shift: {self._who} {own}; remove it.")
+            yield f"shift: {self._who} {own}; remove it."
         if request.guidance_2 is not None and self.defaults.guidance_2 is None:
-            raise UsageError(f"guidance_2: {self._who} has no second transformer; remove it.")
+            yield f"guidance_2: {self._who} has no second transformer; remove it."
 
     def _own_words(self, request: GenerationRequest) -> str:
         """The negative prompt unless it is the model's default, which nobody is to be blamed for."""

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from accel.advice import nearest
-from app.errors import SourceError, UsageError
+from app.errors import UsageError, mistakes_of, refuse_all
 from app.paths import Home, read_bytes
 from app.pictures import from_metadata
 from app.presets.files import (
     FIRST,
     Preset,
     PresetEntry,
+    check_pictures,
     load_preset,
     own_presets,
-    picture,
     preset_from,
     read_preset,
     rename_own,
@@ -64,19 +64,30 @@ class NamedRequest:
 def read_source(text: str, home: Home | None = None) -> list[NamedRequest]:
     """The requests in a PRESET, JSONL or MP4 file, a share CODE, or a shipped (with ``home``: or own) preset's name.
 
-    Raises UsageError naming file and line, or saying what is possible.
+    Raises UsageError naming file and line, or saying what is possible, for every mistake.
+    """
+    found = list(read_each(text, home))
+    refuse_all([one for one in found if isinstance(one, UsageError)])
+    return [one for one in found if isinstance(one, NamedRequest)]
+
+
+def read_each(text: str, home: Home | None = None) -> Iterator[NamedRequest | UsageError]:
+    """As read_source, with the mistakes of a batch's lines in the places of what can't be read; for all else it raises
+    UsageError, too.
     """
     path = _existing(text)
     if path is not None:
-        return list(_from_file(path))
+        yield from _from_file(path)
+        return
     if looks_like_code(text):
-        return [_from_code(text, "share code")]
+        yield _from_code(text, "share code")
+        return
     name = text.strip().removesuffix(".json")
     entries = (*shipped_presets(), *(own_presets(home) if home else ()))
-    for entry in entries:
-        if entry.name == name:
-            return list(_from_file(entry.path))
-    raise UsageError(_nothing(text, [entry.name for entry in entries]))
+    named = next((entry for entry in entries if entry.name == name), None)
+    if named is None:
+        raise UsageError(_nothing(text, [entry.name for entry in entries]))
+    yield from _from_file(named.path)
 
 
 def _existing(text: str) -> Path | None:
@@ -87,7 +98,7 @@ def _existing(text: str) -> Path | None:
         return None
 
 
-def _from_file(path: Path) -> Iterator[NamedRequest]:
+def _from_file(path: Path) -> Iterator[NamedRequest | UsageError]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name the files in it, for example {path / '*.json'}.")
     kind = _kind(path)
@@ -145,12 +156,9 @@ def _from_code(text: str, origin: str) -> NamedRequest:
     return NamedRequest("shared", request, origin, warnings=warnings)
 
 
-def _from_batch(path: Path) -> Iterator[NamedRequest]:
-    """One partial request per line; blank lines count but ask for nothing. Raises SourceError at the end for all lines
-    that are wrong.
-    """
+def _from_batch(path: Path) -> Iterator[NamedRequest | UsageError]:
+    """One partial request per line, or what is wrong with it; blank lines count but ask for nothing."""
     found = 0
-    wrong: list[UsageError] = []
     for number, line in _lines(path):
         found += 1
         source = f"{_text(path)}:{number}"
@@ -158,16 +166,11 @@ def _from_batch(path: Path) -> Iterator[NamedRequest]:
             raise UsageError(f"{source}: a batch may ask for at most {MAX_BATCH_LINES:,} requests; split the file.")
         try:
             request, warnings = request_from(parse(line, source, limit=MAX_BYTES, one_line=True))
-            for name in ("image", "last_image"):
-                if getattr(request, name) is not None:
-                    picture(path.parent, getattr(request, name), f"{source}, {name}")
+            check_pictures(path.parent, request, f"{source}, ")
         except UsageError as error:
-            wrong.append(error)
+            yield from mistakes_of(error)
             continue
         yield NamedRequest(f"{_text(path.stem)}-{number}", request, source, "", path.parent, warnings)
-    if wrong:
-        more = f" ({len(wrong) - 1:,} more lines are wrong.)" if len(wrong) > 1 else ""
-        raise SourceError(f"{wrong[0]}{more}", wrong)
     if not found:
         raise UsageError(f"{path} holds no request; write one JSON object per line.")
 
@@ -189,6 +192,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise UsageError(f"{path}:{number}: a batch has at most {MAX_BATCH_BYTES:,} bytes; split the file.")
                 if line.strip(b"\xef\xbb\xbf \t\r\n"):
                     yield number, line
+                while len(line) > MAX_BYTES and not line.endswith(b"\n"):  # the rest of a line that was refused
+                    line = file.readline(MAX_BYTES + 1)
+                    total += len(line)
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}).") from error
 

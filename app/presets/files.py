@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from app.errors import CannotRunError, KinetileError, UsageError
+from app.errors import CannotRunError, KinetileError, UsageError, refuse_all
 from app.paths import Home, inside, read_bytes, relative_name, slug
 from app.request import Data, GenerationRequest, Text, canonical, request_from
 from app.strict_json import MAX_BYTES, Document, dumps, parse
@@ -92,10 +92,20 @@ def load_preset(path: Path | str) -> Preset:
 def read_preset(path: Path) -> tuple[Preset, GenerationRequest, tuple[str, ...]]:
     """The preset in a file, the request it asks for, and warnings. Raises UsageError as load_preset does."""
     preset, request, warnings = preset_from(parse(read_bytes(path, MAX_BYTES), str(path)))
-    for name in ("image", "last_image"):
-        if getattr(request, name) is not None:
-            picture(path.parent, getattr(request, name), f"{path}, request.{name}")
+    check_pictures(path.parent, request, f"{path}, request.")
     return preset, request, warnings
+
+
+def check_pictures(folder: Path, request: GenerationRequest, where: str) -> None:
+    """Raise UsageError for each picture of the request that does not lie in `folder`. where: before the field."""
+    wrong: list[UsageError] = []
+    for name in ("image", "last_image"):
+        try:
+            if getattr(request, name) is not None:
+                picture(folder, getattr(request, name), f"{where}{name}")
+        except UsageError as error:
+            wrong.append(error)
+    refuse_all(wrong)
 
 
 def picture(folder: Path, name: str, where: str) -> Path:
@@ -109,23 +119,42 @@ def picture(folder: Path, name: str, where: str) -> Path:
 def preset_from(document: Document) -> tuple[Preset, GenerationRequest, tuple[str, ...]]:
     """As read_preset, from a parsed document."""
     version = version_of(document, (), ("request",))
-    value = document.value
-    if isinstance(value, dict):
-        if "request" in value and _RECORD & value.keys():
-            value = {key: value[key] for key in ("kinetile", "request") if key in value}
-        if version > VERSION:
-            value = {**value, "kinetile": VERSION}
-        stray = next((key for key in value if key in _SETTINGS), None)
-        if stray:
-            place = document.place((stray,), key=True)
-            raise UsageError(
-                f'{place}, {stray}: this belongs inside "request"; write {{"request": {{"{stray}": ...}}}}.'
-            )
-    envelope, outer = check(_Envelope, replace(document, value=value), newer=version > VERSION)
-    request, inner = request_from(document, ("request",))
+    value, wrong = _envelope_in(document, version)
+    try:
+        envelope, outer = check(_Envelope, replace(document, value=value), newer=version > VERSION)
+    except UsageError as error:
+        wrong.append(error)
+    if not isinstance(value, Mapping) or not isinstance(value.get("request"), Mapping):
+        refuse_all(wrong)  # there is no request to look into
+    try:
+        request, inner = request_from(document, ("request",))
+    except UsageError as error:
+        wrong.append(error)
+    refuse_all(wrong)
     extra = {key: item for key, item in value.items() if key not in _Envelope.model_fields}
     preset = Preset(envelope.title, envelope.notes, envelope.request, version, extra)
     return preset, request, outer + inner
+
+
+def _envelope_in(document: Document, version: int) -> tuple[Any, list[UsageError]]:
+    """The outer object as this version takes it, without settings that belong into its request: those are wrong."""
+    value = document.value
+    if not isinstance(value, dict):
+        return value, []
+    if "request" in value and _RECORD & value.keys():
+        value = {key: value[key] for key in ("kinetile", "request") if key in value}
+    if version > VERSION:
+        value = {**value, "kinetile": VERSION}
+    stray = [key for key in value if key in _SETTINGS]
+    if stray:
+        value = {"request": {}, **{key: item for key, item in value.items() if key not in stray}}
+    return value, [
+        UsageError(
+            f'{document.place((key,), key=True)}, {key}: this belongs inside "request"; '
+            f'write {{"request": {{"{key}": ...}}}}.'
+        )
+        for key in stray
+    ]
 
 
 def save_preset(preset: Preset, path: Path | str, overwrite: bool = False) -> Path:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app import errors
+from app.console import complain
 from app.video import outputs
 
 
@@ -85,3 +87,16 @@ def test_the_page_leaves_out_what_only_a_command_line_offers() -> None:
     assert "--out DIR names another folder" in str(full)
     assert errors.on_page(full) == "The disk that holds /clips is full: free some space."
     assert errors.on_page("As it is (so).") == "As it is (so)."
+
+
+def test_several_mistakes_are_one_sentence_and_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.refuse_all([])
+    with pytest.raises(errors.UsageError, match=r"^a$") as alone:
+        errors.refuse_all([errors.UsageError("a")])
+    assert not isinstance(alone.value, errors.SourceError)
+    with pytest.raises(errors.SourceError, match=r"^a \(1 more mistake\.\)$") as two:
+        errors.refuse_all([alone.value, errors.UsageError("b")])
+    with pytest.raises(errors.SourceError, match=r"^a \(2 more mistakes\.\)$") as three:
+        errors.refuse_all([two.value, errors.UsageError("c")])
+    complain(three.value, sys.stderr)
+    assert capsys.readouterr().err.split() == ["a", "b", "c"]

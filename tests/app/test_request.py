@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.errors import UsageError
+from app.errors import SourceError, UsageError
 from app.request import (
     MAX_COUNT,
     MAX_PROMPT,
@@ -167,7 +167,10 @@ def test_line_numbers_point_at_the_value() -> None:
 
 
 def test_the_number_of_further_problems_is_said() -> None:
-    assert "(2 more of this kind.)" in refusal({"steps": 0, "frames": 0, "count": 0})
+    with pytest.raises(SourceError, match=r" \(2 more mistakes\.\)$") as told:
+        parse_request('{"steps": 0, "framez": 1, "accel": {"vae": "A B"}}', "mine.json")
+    places = [str(mistake).split(": ")[0] for mistake in told.value.problems]
+    assert places == [f"mine.json, line 1, column {place}" for place in ("11, steps", "14, framez", "44, accel.vae")]
 
 
 def test_prompts_are_kept_as_they_are_up_to_the_cap() -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -78,7 +79,34 @@ def test_all_wrong_lines_of_a_batch_are_told(batch: Batch, no_loading: None) -> 
     assert [line.split(": ")[0].rpartition("/")[2] for line in told[:-1]] == [f"many.jsonl:{n}" for n in range(1, 11)]
     assert told[-1] == "... and 15 more mistakes."
     assert batch.run(str(path), assignments=("steps=many",)) == 2
-    assert len(batch.stderr.splitlines()) == 1, "what was typed for all of them is wrong once"
+    assert batch.stderr.count("--set steps=many") == 1, "what was typed for all of them is wrong once"
+
+
+def test_a_line_is_told_at_its_fault_beside_lines_that_no_model_can_make(batch: Batch, no_loading: None) -> None:
+    path = batch.folder / "cut.jsonl"
+    lines = ['{"prompt": "b", "steps": 4,', '{"scheduler": "bogus", "guidance_2": 3}', '{"prompt": "b', '{"fps": 0}']
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert batch.run(str(path), assignments=("framez=3", "steps=many", "fps=8")) == 2
+    told = batch.stderr.splitlines()
+    assert told[0] == f"{path}:1, column 28: a key in double quotes was expected, not the end of the line."
+    begins = [":2: scheduler: ", ":2: guidance_2: ", ":3, column 12: this text has no closing", ":4, column 9, fps: 0 "]
+    assert [one for line in told for one in begins if line.startswith(f"{path}{one}")] == begins
+    assert [line.split(",")[0] for line in told if line.startswith("--")] == ["--set framez=3", "--set steps=many"]
+    assert len(told) == 7
+
+
+def test_every_mistake_of_a_preset_and_of_what_was_typed_is_told(batch: Batch, no_loading: None) -> None:
+    path = batch.folder / "many.json"
+    whole = {"kinetile": 1, "titel": "x", "notes": 5, "fps": 3, "request": {"stepz": 4, "framez": 4, "seed": -1}}
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    assert batch.run(str(path), assignments=("fpz=3",)) == 2
+    told = [re.sub(r"^.*many\.json, line 1, column \d+, ", "", line) for line in batch.stderr.splitlines()]
+    keys = ["fps", "titel", "notes", "request.stepz", "request.framez", "request.seed", "--set fpz=3, fpz"]
+    assert [line.split(": ")[0] for line in told] == keys
+    pictures = {"image": Path("gone.png"), "last_image": Path("lost.png")}
+    assert batch.run(batch.preset("good"), assignments=("steps=x", "scheduler=ddim"), pictures=pictures) == 2
+    told = [line.split(" ")[1] for line in batch.stderr.splitlines()]
+    assert told == ["steps=x,", "gone.png", "lost.png", "scheduler=ddim:", "The", "The"]
 
 
 @pytest.mark.parametrize("value", ["../../evil", "/tmp/evil", "C:\\evil", "a/../../b", "CON", "nul\0byte", "link/evil"])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app import presets, video
+from app import presets, strict_json, video
 from app.errors import KinetileError, SourceError, UsageError
 from app.paths import Home
-from app.presets import FIRST, Preset, encode_code, read_source, save_own, shipped_presets
+from app.presets import FIRST, Preset, encode_code, read_each, read_source, save_own, shipped_presets
 from app.request import GenerationRequest
 
 ASKED = GenerationRequest(prompt="a ball", steps=5, seed=3)
@@ -94,12 +94,17 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_source(str(path))
 
 
+def test_a_line_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    path.write_text("x" * (3 * strict_json.MAX_BYTES) + "\n" + '{"steps": 0}\n', encoding="utf-8")
+    places = [str(one).partition(",")[0].partition(": ")[0] for one in read_each(str(path))]
+    assert places == [f"{path}:1", f"{path}:2"]
+
+
 def test_the_first_wrong_line_stands_for_all_where_one_sentence_is_told(tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     path.write_text('{"steps": 0}\n{"steps": 5}\n{"steps": 0}\n[]\n', encoding="utf-8")
-    with pytest.raises(
-        SourceError, match=r"batch\.jsonl:1, column 11, steps: .* \(2 more lines are wrong\.\)$"
-    ) as told:
+    with pytest.raises(SourceError, match=r"batch\.jsonl:1, column 11, steps: .* \(2 more mistakes\.\)$") as told:
         read_source(str(path))
     assert len(told.value.problems) == 3
 
