@@ -15,6 +15,12 @@ NAME_BYTES = 100
 ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "crashed")
 
 
+def name_of_clip(stem: str, seed: int | None) -> str:
+    """What a clip of this seed was called before its file got the seed's ending, and a number where that was taken."""
+    shorter = stem.removesuffix(f"-{seed}")
+    return re.sub(f"-{seed}-[0-9]+$", "", stem) if shorter == stem else shorter
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What is to be made: one clip. `asked` is the request as it came, `request` as the model takes it (seed known),
@@ -51,9 +57,7 @@ class JobSpec:
         """The file's name without suffix: what the clip is of, and its seed, so that neighbours tell themselves
         apart, also where a long name is cut.
         """
-        ending = f"-{self.request.seed}"
-        name = re.sub(f"{ending}(-[0-9]+)?$", "", self.name)  # a clip made again is already called so
-        return name.encode(errors="ignore")[:NAME_BYTES].decode(errors="ignore") + ending
+        return self.name.encode(errors="ignore")[:NAME_BYTES].decode(errors="ignore") + f"-{self.request.seed}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from app import video
 from app.errors import KinetileError, UsageError, mistakes_of, refuse_all
 from app.estimate import Estimate, disk_need
+from app.job_types import name_of_clip
 from app.loras import missing_loras
 from app.models import family_for
 from app.models.tokens import TokenUse
@@ -219,12 +220,13 @@ def _outcomes_of(named: NamedRequest, settings: BatchSettings, batch: str, seen:
             for one in asked.expand()
         ]
     recorded = recorded_plan(named, settings)
+    name = named.name if named.metadata is None else name_of_clip(named.name, named.request.seed)
     content = _content(asked)
     seen[content] += 1  # the same line twice in a batch asks for two clips
     found = []
     for index, (one, possible) in enumerate(normalised):
         spec = JobSpec(
-            name=named.name,
+            name=name,
             asked=one,
             request=possible.request,
             folder=settings.folder,

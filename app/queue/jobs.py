@@ -117,7 +117,6 @@ class JobQueue:
             fresh = spec.request.model_copy(update={"seed": None}).expand()[0].seed
             spec = replace(
                 spec,
-                name=spec.stem.removesuffix(f"-{spec.request.seed}"),
                 request=spec.request.model_copy(update={"seed": fresh}),
                 asked=spec.asked.model_copy(update={"seed": fresh}),
             )

@@ -20,8 +20,9 @@ from app.progress import Progress
 from app.request import MAX_SEED, GenerationRequest
 from app.video import decode_frames, read_metadata
 from tests.app.drawn import drawn, saved
-from tests.app.headless.batches import Batch
+from tests.app.headless.batches import SMALL, Batch
 from tests.app.models.families import as_folder
+from tests.app.standin import StandIn
 
 Tiny = Callable[[str], Path]
 OFFERED = {
@@ -98,6 +99,16 @@ def test_a_seed_is_the_same_in_the_preset_the_file_and_its_name(batch: Batch, se
     assert clip.name == f"seed-{seed}.mp4"
     assert read_metadata(clip)["request"]["seed"] == read_metadata(clip)["asked"]["seed"] == seed
     assert json.loads(batch.stdout)["clips"][0]["request"]["seed"] == seed
+
+
+def test_a_clip_made_again_is_called_as_before_and_a_line_by_its_own_number(batch: Batch) -> None:
+    path = batch.folder / "good.jsonl"
+    path.write_text(json.dumps(SMALL | {"seed": 1}), encoding="utf-8")
+    assert batch.run(str(path), make_engine=StandIn) == 0, batch.stderr
+    assert [clip.name for clip in batch.clips] == ["good-1-1.mp4"]
+    clip = batch.clips[0].rename(batch.folder / "good-1-1.mp4")
+    assert batch.run(str(clip), count=2, make_engine=StandIn) == 0, batch.stderr
+    assert sorted(one.name for one in batch.clips) == ["good-1-1.mp4", "good-1-2.mp4"]
 
 
 def test_a_clip_is_made_again_from_its_own_large_seed(batch: Batch) -> None:
