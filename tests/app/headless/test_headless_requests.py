@@ -106,9 +106,8 @@ def test_a_clip_made_again_is_called_as_before_and_a_line_by_its_own_number(batc
     path.write_text(json.dumps(SMALL | {"seed": 1}), encoding="utf-8")
     assert batch.run(str(path), make_engine=StandIn) == 0, batch.stderr
     assert [clip.name for clip in batch.clips] == ["good-1-1.mp4"]
-    clip = batch.clips[0].rename(batch.folder / "good-1-1.mp4")
-    assert batch.run(str(clip), count=2, make_engine=StandIn) == 0, batch.stderr
-    assert sorted(one.name for one in batch.clips) == ["good-1-1.mp4", "good-1-2.mp4"]
+    assert batch.run(str(batch.clips[0]), count=2, out=batch.folder / "again", make_engine=StandIn) == 0, batch.stderr
+    assert sorted(one.name for one in batch.folder.glob("again/*.mp4")) == ["good-1-1.mp4", "good-1-2.mp4"]
 
 
 def test_a_clip_is_made_again_from_its_own_large_seed(batch: Batch) -> None:
