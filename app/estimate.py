@@ -26,6 +26,9 @@ from app.request import GenerationRequest
 from app.video import outputs
 from app.video.outputs import size_text
 
+LOADS = 5
+"""Most earlier clips that loading is reckoned from."""
+
 MARGIN = 1.1
 """On measured peaks: the next run of the same clip may take a little more."""
 
@@ -54,8 +57,9 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Measured:
-    """One clip that was made here. engaged: `engaged_key` of its plan. forwards: of the transformer. memory: the
-    worker's peak in bytes, 0 if unknown.
+    """One clip that was made here. engaged: `engaged_key` of its plan. forwards: of the transformer. timings: seconds
+    of text, denoise, decode and save; of load where the model was not in memory, without the "import" of libraries,
+    which is what the worker's process took for it. memory: the worker's peak in bytes, 0 if unknown.
     """
 
     model: str
@@ -222,7 +226,7 @@ class Times:
     """Seconds per stage, and what they are reckoned from."""
 
     stages: dict[str, float] = field(default_factory=dict)
-    basis: str = "nothing like it was made on this machine yet, so its time is not known"
+    basis: str = "its time is not known, as none was made here yet"
     memory: int = 0
     """The measured peak, where a clip of the same kind was made."""
 
@@ -232,9 +236,17 @@ class Times:
         return sum(self.stages.values()) if self.stages else None
 
 
-def times(earlier: Sequence[Measured], request: GenerationRequest, engaged: str) -> Times:
+def times(
+    earlier: Sequence[Measured],
+    request: GenerationRequest,
+    engaged: str,
+    *,
+    frame_step: int = 1,
+    imported: bool = True,
+) -> Times:
     """Seconds per stage from the clips in `earlier` (newest first, all of the request's model): those of the same
-    accelerators and size if there are any, else scaled from the nearest size.
+    accelerators and size if there are any, else scaled from the nearest size. frame_step: frames that the model makes
+    of one picture of its latents, all but the first. imported: the worker has imported what models are made of.
     """
     forwards = forwards_of(request)
     wanted = Measured(
@@ -253,31 +265,42 @@ def times(earlier: Sequence[Measured], request: GenerationRequest, engaged: str)
         return Times()
     nearest = min(alike, key=lambda one: abs(math.log(one.volume / wanted.volume)))
     chosen = [one for one in alike if one.volume == nearest.volume][:5]
-    stages = _median([_scaled(one, wanted) for one in chosen])
+    loading = _loading(alike, imported)
+    stages = loading | _median([_scaled(one, wanted, frame_step) for one in chosen])
     same = chosen[0].volume == wanted.volume and chosen[0].engaged == engaged
     clips = "1 clip" if len(chosen) == 1 else f"{len(chosen)} clips"
-    how = "like it" if same else "of another size" if chosen[0].engaged == engaged else "with other accelerators"
+    how = "" if same else " of another size" if chosen[0].engaged == engaged else " with other accelerators"
     memory = max(one.memory for one in chosen) if same else 0
-    return Times(stages, f"reckoned from {clips} {how} made on this machine", memory)
+    return Times(stages, f"from {clips}{how} made here", memory)
 
 
-def _scaled(one: Measured, wanted: Measured) -> dict[str, float]:
+def _scaled(one: Measured, wanted: Measured, frame_step: int) -> dict[str, float]:
+    """What denoising takes goes by the latents, which hold few pictures of many frames; the rest by pixels."""
+
+    def latents(clip: Measured) -> float:
+        return clip.width * clip.height * ((clip.frames - 1) / frame_step + 1)
+
     more = wanted.volume / one.volume
-    factors = {"denoise": more * wanted.forwards / one.forwards, "decode": more, "save": more}
-    return {
-        name: seconds * factors.get(name, 1.0)
-        for name, seconds in one.timings.items()
-        if name in ("load", "text", "denoise", "decode", "save")
-    }
+    denoise = latents(wanted) / latents(one) * wanted.forwards / one.forwards
+    factors = {"text": 1.0, "denoise": denoise, "decode": more, "save": more}
+    return {name: seconds * factors[name] for name, seconds in one.timings.items() if name in factors}
+
+
+def _loading(clips: Sequence[Measured], imported: bool) -> dict[str, float]:
+    """What loading takes, whatever the clip's size: the middle of the first few that tell it, and the longest import
+    of them where there is one to come.
+    """
+    loads = [one.timings["load"] for one in clips if "load" in one.timings][:LOADS]
+    if not loads:
+        return {}
+    imports = [0.0, *(one.timings.get("import", 0.0) for one in clips[:LOADS])]
+    return {"load": statistics.median(loads) + (0.0 if imported else max(imports))}
 
 
 def _median(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The middle of each stage; of loading the longest, since a model that stays in memory takes none."""
-    names = [name for name in ("load", "text", "denoise", "decode", "save") if any(name in one for one in found)]
-    middle = {name: statistics.median([one[name] for one in found if name in one]) for name in names}
-    if "load" in middle:
-        middle["load"] = max(one.get("load", 0.0) for one in found)
-    return middle
+    """The middle of each stage."""
+    names = [name for name in ("text", "denoise", "decode", "save") if any(name in one for one in found)]
+    return {name: statistics.median([one[name] for one in found if name in one]) for name in names}
 
 
 # -- all of it --

@@ -11,6 +11,7 @@ import errno
 import importlib
 import inspect
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +32,7 @@ _BROKEN = (OSError, ValueError, RuntimeError, AttributeError, ImportError, KeyEr
 
 LIBRARIES = ("torch", "diffusers", "transformers")
 _importing = threading.Lock()
+_imported: list[float] = []
 
 
 def import_libraries() -> None:
@@ -38,8 +40,16 @@ def import_libraries() -> None:
     the first time it puts another module in its own place, and a thread that took the first one finds it empty.
     """
     with _importing:
+        begun = time.perf_counter()
         for name in LIBRARIES:
             importlib.import_module(name)
+        if not _imported:
+            _imported.append(time.perf_counter() - begun)
+
+
+def imported_in() -> float:
+    """Seconds that importing them took in this process; 0 before."""
+    return _imported[0] if _imported else 0.0
 
 
 def quieten() -> None:

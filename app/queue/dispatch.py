@@ -18,12 +18,12 @@ import numpy as np
 from app.answers import PlanAnswer
 from app.engine.kept import may_go_on
 from app.errors import Cancelled, DatabaseError, JobFailedError, KinetileError
-from app.estimate import Measured, engaged_key, forwards_of, loaded_key
+from app.estimate import Measured, loaded_key
 from app.plain import from_data, to_data
+from app.queue.dispatching import took
 from app.queue.jobs import Job, JobError, JobQueue, JobResult, JobState
 from app.queue.keeper import Keeper, WorkerGoneError, error_from
 from app.queue.service import Event, JobProgress, Preview
-from app.request import GenerationRequest
 from app.video import outputs
 from app.worker.supervisor import PLAIN_PYTORCH, explain
 from app.worker.wire import Message
@@ -199,8 +199,8 @@ class Dispatcher:
         """Make the clip; returns what writes down how it ended."""
         state: JobState = "failed"
         try:
-            result, memory = self._attempt(job)
-            return lambda: self._queue.finish(job.id, result, _took(job.spec.request, result, memory))
+            result, measured = self._attempt(job)
+            return lambda: self._queue.finish(job.id, result, measured)
         except Cancelled as error:
             if self._stopping and job.id not in self._cancels:  # the program ends: nobody gave the clip up
                 return lambda: self._queue.put_back(job.id)
@@ -223,8 +223,8 @@ class Dispatcher:
                     raise
                 time.sleep(1)
 
-    def _attempt(self, job: Job) -> tuple[JobResult, int]:
-        """Have the worker make the clip; returns it with the worker's peak of memory. Raises KinetileError."""
+    def _attempt(self, job: Job) -> tuple[JobResult, Measured]:
+        """Have the worker make the clip; returns it with what it took. Raises KinetileError."""
         self._worker = self._keeper.start()
         self._wait(job, self._keeper.is_ready, self._patience.start)
         spec = job.spec
@@ -250,8 +250,9 @@ class Dispatcher:
         outcome = self._outcome
         assert outcome is not None
         if outcome["say"] == "done":
-            self._keeper.loaded = loaded_key(spec.request.model, plan.plan)
-            return from_data(JobResult, outcome["result"]), int(outcome.get("memory") or 0)
+            result, key = from_data(JobResult, outcome["result"]), loaded_key(spec.request.model, plan.plan)
+            kept, self._keeper.loaded = self._keeper.loaded == key, key
+            return result, took(spec.request, result, outcome, kept)
         if outcome["say"] == "cancelled":
             raise Cancelled(outcome["message"])
         if outcome.get("out_of_memory"):
@@ -387,10 +388,3 @@ class _Look:
     cpu: float | None = None
     at: float = 0.0
     busy: float = 0.0
-
-
-def _took(request: GenerationRequest, result: JobResult, memory: int) -> Measured:
-    """What a clip took, to reckon with. memory: the worker's peak in bytes."""
-    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
-    engaged, forwards = engaged_key(result.plan), forwards_of(request)
-    return Measured(request.model, engaged, *size, int(request.steps or 0), forwards, result.timings, memory)

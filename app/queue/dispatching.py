@@ -1,4 +1,6 @@
-"""What a queue's owner wants of whoever takes its jobs: one dispatcher with a worker here, or one per machine."""
+"""What a queue's owner wants of whoever takes its jobs (one dispatcher with a worker here, or one per machine), and
+what is remembered of a clip that was made.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,26 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from app.job_types import Job
+from app.estimate import Measured, engaged_key, forwards_of
+from app.job_types import Job, JobResult
 from app.queue.service import JobProgress, Preview
+from app.request import GenerationRequest
+from app.worker.wire import Message
+
+
+def took(request: GenerationRequest, result: JobResult, said: Message, kept: bool) -> Measured:
+    """What a clip took, to reckon with. said: by the worker when it was done. kept: the model was in its memory
+    already, so that this clip says nothing of loading.
+    """
+    size = (int(request.width or 0), int(request.height or 0), int(request.frames or 0))
+    within = float(said.get("importing") or 0.0)
+    timings = {name: seconds for name, seconds in result.timings.items() if name != "load"}
+    if not kept and "load" in result.timings:
+        timings["load"] = max(0.0, result.timings["load"] - within)
+    timings["import"] = float(said.get("imported") or 0.0)
+    engaged, forwards = engaged_key(result.plan), forwards_of(request)
+    memory = int(said.get("memory") or 0)
+    return Measured(request.model, engaged, *size, int(request.steps or 0), forwards, timings, memory)
 
 
 class Dispatching(Protocol):

@@ -66,6 +66,8 @@ class Keeper:
         self.memory = 0
         self.loaded = ""
         """What is in its memory: model and plan, empty when unknown."""
+        self.imported = False
+        """Whether it has imported what models are made of, which takes seconds."""
         self.note = ""
         self.last_sign = self.last_news = time.monotonic()
 
@@ -84,7 +86,7 @@ class Keeper:
                 raise CannotRunError(f"The worker's process can't be started ({error}).") from error
             self._number += 1
             number = self._number
-            self._ready, self.loaded, self.memory = False, "", 0
+            self._ready, self.loaded, self.memory, self.imported = False, "", 0, False
             self.last_sign = self.last_news = time.monotonic()
             self._link = Link(
                 worker, lambda message, blob: self._hear(number, message, blob), lambda: self._ended(number)
@@ -184,7 +186,7 @@ class Keeper:
         """Forget the worker, which is about to be ended."""
         with self.changed:
             link, self._link = self._link, None
-            self._ready, self.loaded, self.memory = False, "", 0
+            self._ready, self.loaded, self.memory, self.imported = False, "", 0, False
             if link is not None:
                 self.note = note
             self._abandon()
@@ -207,6 +209,7 @@ class Keeper:
         if number != self._number:
             return
         self.last_sign = time.monotonic()
+        self.imported = self.imported or bool(message.get("imported"))
         match message["say"]:
             case "alive":
                 self.memory = int(message["memory"])
@@ -234,7 +237,7 @@ class Keeper:
         with self.changed:
             if self._link is not link:
                 return
-            self._link, self._ready, self.loaded = None, False, ""
+            self._link, self._ready, self.loaded, self.imported = None, False, "", False
             self._deaths[number] = death
             self.note = f"The worker before ended by itself ({death.signal or f'exit code {death.code}'})."
             self._abandon()

@@ -65,7 +65,7 @@ class LocalService(Service):
         self._purged = float("-inf")
         self._removed: dict[str, float] = {}
         recover(self._queue)
-        self._keeper = Keeper(home, launch, warm)
+        self._keeper, self._keeps_worker = Keeper(home, launch, warm), warm
         self._keeper.on_started = self._note_worker
         self._dispatcher = self._dispatching(None if all_batches else set(), previews)
         self._dispatcher.housekeeping = self._purge
@@ -184,7 +184,9 @@ class LocalService(Service):
         return answer
 
     def estimate(self, request: GenerationRequest, folder: Path | None = None) -> Estimate:
-        return self._estimate(request, folder or self.home.outputs, self.plan(request))
+        plan = self.plan(request)  # a worker that is not kept may have imported by now, but makes no clip after this
+        imported = self._keeper.imported and self._keeps_worker
+        return self._estimate(request, folder or self.home.outputs, plan, imported)
 
     def doctor(self) -> dict[str, Any]:
         found: dict[str, Any] = self._keeper.ask({"do": "doctor"})
@@ -271,20 +273,23 @@ class LocalService(Service):
     def _note_worker(self, pid: int, created: float) -> None:
         self._queue.set_fact("worker", {"pid": pid, "created": created})
 
-    def _estimate(self, request: GenerationRequest, folder: Path, plan: PlanAnswer) -> Estimate:
-        engaged = reckoning.engaged_key(plan.plan)
-        reckoned = reckoning.times(self._queue.measured(request.model), request, engaged)
+    def _estimate(self, request: GenerationRequest, folder: Path, plan: PlanAnswer, imported: bool) -> Estimate:
+        reckoned = self._times(request, plan, imported)
         free, whose = free_memory()
         loaded = self._keeper.loaded == reckoning.loaded_key(request.model, plan.plan)
         available = (free + self._keeper.memory, whose)
         return reckoning.estimate(request, folder, plan.memory, reckoned, available, loaded=loaded)
 
     def _check(self, job: Job, plan: PlanAnswer) -> None:
-        reckoning.refuse_blocked(self._estimate(job.spec.request, job.spec.folder, plan))
+        reckoning.refuse_blocked(self._estimate(job.spec.request, job.spec.folder, plan, self._keeper.imported))
 
     def _expected(self, job: Job, plan: PlanAnswer) -> dict[str, float]:
-        request, engaged = job.spec.request, reckoning.engaged_key(plan.plan)
-        return reckoning.times(self._queue.measured(request.model), request, engaged).stages
+        return self._times(job.spec.request, plan, self._keeper.imported).stages
+
+    def _times(self, request: GenerationRequest, plan: PlanAnswer, imported: bool) -> reckoning.Times:
+        engaged, step = reckoning.engaged_key(plan.plan), family_for(request.model).rules.frames.step
+        earlier = self._queue.measured(request.model)
+        return reckoning.times(earlier, request, engaged, frame_step=step, imported=imported)
 
     def _purge(self) -> None:
         """Forget removals that nobody undid, and their files. A clock that is set ahead takes no time from anybody."""

@@ -18,6 +18,7 @@ from typing import Any
 from app import estimate as reckoning
 from app.answers import PlanAnswer
 from app.errors import Cancelled, CannotRunError, JobFailedError, KinetileError
+from app.estimate import Measured
 from app.job_types import Job, JobResult
 from app.paths import Home
 from app.plain import from_data
@@ -124,12 +125,12 @@ class FarDispatcher(Dispatcher):
             return partial(self._queue.finish, job.id, self._made[0])
         return write
 
-    def _attempt(self, job: Job) -> tuple[JobResult, int]:
+    def _attempt(self, job: Job) -> tuple[JobResult, Measured]:
         parcels = parcels_for(job.spec.request, self._home)
         try:
             bring(parcels, self.place, self._must_hurry)
             there = replace(job, spec=replace(job.spec, folder=self._folder()))
-            made, memory = super()._attempt(there)
+            made, took = super()._attempt(there)
         except (CannotRunError, JobFailedError) as error:
             self._again = self._crew.may_be_made_again(job, self, self._is_lost(error))
             raise
@@ -138,7 +139,7 @@ class FarDispatcher(Dispatcher):
         except LostError:
             self._again = self._crew.may_be_made_again(job, self, lost=True)
             raise
-        return self._made[0], memory
+        return self._made[0], took
 
     def _folder(self) -> Any:
         return type(self._home.root)(self.place.folder)

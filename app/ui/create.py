@@ -284,13 +284,14 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
         return "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'
     count = int(request.count)
     if found.seconds is None:
-        time = "time not known before the first clip"
+        time = found.basis
     else:
-        time = f"about {duration(found.seconds * count)}" + (f" for {plural(count, 'clip')}" if count > 1 else "")
+        of = f" for {plural(count, 'clip')}" if count > 1 else ""
+        time = f"about {duration(found.seconds * count)}{of}, {found.basis}"
     free = f" of {bytes_text(found.memory_free)} free" if found.memory_free else ""
     words = [time, bytes_text(found.memory) + free]
     if found.fits:
-        return f'<p class="kt-hint" title="{escaped(found.basis)}">{escaped(" · ".join([*words, "fits"]))}</p>'
+        return f'<p class="kt-hint">{escaped(" · ".join([*words, "fits"]))}</p>'
     return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{sentences_html(found.blocked, "bad")}'
 
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.engine import Engine
+from app.engine import Engine, loading
 from app.errors import Cancelled, JobFailedError, KinetileError
 from app.job_types import JobResult, JobSpec
 from app.machine_memory import peak_memory, reset_peak, resident, trim
@@ -137,7 +137,8 @@ class Serving:
     def _give_signs(self) -> None:
         with contextlib.suppress(Closed):
             while not self._over.wait(ALIVE_SECONDS):
-                self._channel.send({"say": "alive", "memory": resident() + self._held()})
+                memory = resident() + self._held()
+                self._channel.send({"say": "alive", "memory": memory, "imported": loading.imported_in()})
 
     # -- clips --
 
@@ -159,6 +160,7 @@ class Serving:
             telling(news)
 
         reset_peak()
+        imported = loading.imported_in()
         try:
             made = render(
                 engine,
@@ -178,7 +180,9 @@ class Serving:
         except Exception as error:
             self._fail(engine, job, _unforeseen(error, telling.place()))
         else:
-            self._channel.send({"say": "done", "job": job, "result": _result(made), "memory": _peak(made)})
+            done = {"say": "done", "job": job, "result": _result(made), "memory": _peak(made)}
+            now = loading.imported_in()
+            self._channel.send({**done, "imported": now, "importing": now - imported})
         finally:
             self.is_saving = False
             self._cancelled.discard(job)
@@ -234,6 +238,7 @@ def _answered(message: Message, find: Callable[[], Any]) -> Message:
     answer: Message = {"say": "answer", "id": message.get("id")}
     try:
         answer["data"] = find()
+        answer["imported"] = loading.imported_in()
     except KinetileError as error:
         answer |= {"kind": type(error).__name__, "message": str(error)}
     except Exception as error:

@@ -171,7 +171,7 @@ def test_an_out_of_memory_fails_one_clip_and_says_which_knob(runs: Runs) -> None
 def test_a_dry_run_estimates_and_queues_nothing(runs: Runs) -> None:
     source = runs.preset("ball")
     assert runs.run(source, count=3, dry_run=True) == 0
-    assert "Estimate: nothing like it was made on this machine yet" in runs.stdout
+    assert "Estimate: its time is not known, as none was made here yet" in runs.stdout
     assert "MiB of " in runs.stdout
     assert "nothing was made" in runs.stdout
     assert not runs.out.exists()
@@ -181,7 +181,7 @@ def test_a_dry_run_estimates_and_queues_nothing(runs: Runs) -> None:
     assert [clip["state"] for clip in clips] == ["waiting"] * 3
     assert all(clip["estimate"]["seconds"] > 0 for clip in clips)
     assert "Estimate: about " in runs.stderr
-    assert "reckoned from 1 clip like it" in runs.stderr
+    assert ", from 1 clip made here; memory " in runs.stderr
     assert runs.run(resume=True) == 0
     assert "Nothing is queued" in runs.stdout
 
