@@ -56,7 +56,7 @@ def build(context: Context, live: Live) -> TabParts:
             stage = _stage(context, live)
     context.version = stage
     store = gr.BrowserState(None, storage_key=STORE, secret=STORE)
-    _connect(context, parts, stage, store)
+    _connect(context, live, parts, stage, store)
     create_endpoints.add(context)
     brought.add_endpoints_for(context)
     return TabParts()
@@ -105,7 +105,7 @@ def _form(context: Context) -> dict[str, Any]:
             )
             made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100)
         with gr.Row(elem_classes=["kt-fields"]):
-            made["gpus"] = gr.Number(defaults["gpus"], label="GPUs together", min_width=100)
+            made["gpus"] = gr.Number(defaults["gpus"], label="GPUs together", min_width=100, visible=False)
             made["guidance_2"] = gr.Number(
                 defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
             )
@@ -148,7 +148,7 @@ def _stage(context: Context, live: Live) -> Any:
     )
 
 
-def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) -> None:
+def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, store: Any) -> None:
     """What happens when something is changed or pressed."""
     fields = context.form.components
     changes = [field.change for field in fields]
@@ -183,6 +183,12 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras", "words")]
     brings = [parts[name] for name in ("model", "image", "last_image", "loras")]
     parts["model"].change(told(_possible), brings, by_model, **HEARD)
+    together = parts["gpus"]
+
+    def offered(asked: object) -> Any:
+        return _gpus_offered(live, asked)
+
+    gr.on([page.load, stage.change, together.change], offered, [together], [together], **QUICK)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_SEED, **PRIVATE)
 
     parts["generate"].click(submit, fields, [parts["notice"]], js=_ASKED, **QUICK).then(
@@ -239,6 +245,11 @@ def _possible(model: str, *brought_along: str) -> list[Any]:
         *brought.possible(family, *brought_along),
         gr.update(visible=is_shown(family.name)),
     ]
+
+
+def _gpus_offered(live: Live, asked: object) -> Any:
+    """GPUs together, where there are several to choose among, or where something else than one was brought along."""
+    return gr.update(visible=live.gpus > 1 or asked not in (None, 1))
 
 
 def _normalised(context: Context, values: tuple[Any, ...]) -> Normalised:

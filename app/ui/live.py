@@ -10,6 +10,7 @@ import base64
 import io
 import secrets
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class Live:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.machine = ""
+        self.gpus = 0
+        """How many GPUs there are to make a clip together; 0 until that is known, too."""
 
     def start(self) -> None:
         """Begin to listen, and find out about the machine, in threads that end with the process."""
@@ -127,7 +130,17 @@ class Live:
             told = self._context.service.doctor()
         except (KinetileError, AccelError):
             return  # the Accelerate tab says why
-        self.machine = machine_line(told.get("machine", {}))
+        found = told.get("machine", {})
+        with self._lock:
+            self.machine, self.gpus = machine_line(found), gpus_alike(found)
+            self._count += 1  # what a tab offers goes by it
+
+
+def gpus_alike(machine: dict[str, Any]) -> int:
+    """GPUs that can be used and are of one kind, of the kind of which there are most."""
+    usable = [gpu for gpu in machine.get("gpus", ()) if gpu.get("usable", {}).get("value") is True]
+    kinds = Counter(gpu.get("arch") for gpu in usable if gpu.get("vendor") != "apple")
+    return max(kinds.values(), default=0)
 
 
 def machine_line(machine: dict[str, Any]) -> str:

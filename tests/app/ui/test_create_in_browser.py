@@ -7,9 +7,11 @@ from typing import Any
 
 import psutil
 import pytest
+from playwright.sync_api import expect
 
 from app.models.base import notes_of
-from app.request import GenerationRequest
+from app.presets import encode_code
+from app.request import AccelPreferences, GenerationRequest
 from app.video import read_metadata, read_request
 from tests.app.services import until
 from tests.app.ui.serving import Served
@@ -269,3 +271,20 @@ def test_no_request_leaves_this_machine(tab: Tab, served: Served) -> None:
     elsewhere = [url for url in tab.requests if not url.startswith((served.url + "/", "data:", "blob:"))]
     assert elsewhere == []
     assert len(tab.requests) > 20
+
+
+def test_gpus_together_are_offered_only_where_there_are_several(tab: Tab) -> None:
+    """This machine is taken for one without GPUs; what was brought along is shown all the same."""
+    tab.page.get_by_role("button", name="More").click()
+    expect(tab.field("Shift")).to_be_visible()
+    expect(tab.field("GPUs together")).to_have_count(0)
+    tab.show("Presets")
+    tab.page.get_by_role("button", name="Paste a share code").click()
+    brought = GenerationRequest(prompt="a red ball", accel=AccelPreferences(gpus=2))
+    tab.page.get_by_label("Share code or text of a preset").fill(encode_code(brought))
+    tab.page.get_by_role("button", name="Read it").click()
+    tab.page.locator('#kt-preset button[data-do="apply"]:not([aria-disabled])').click()
+    tab.expect_value("GPUs together", "2").fill(GPUs_together=1)
+    tab.field("Steps").click()
+    expect(tab.field("GPUs together")).to_have_count(0)
+    assert tab.errors == []

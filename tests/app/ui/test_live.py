@@ -15,7 +15,8 @@ from app.queue.jobs import JobError, JobResult
 from app.queue.service import Event, JobProgress, OwnerGoneError, Subscription
 from app.ui import live
 from app.ui.context import Context
-from app.ui.live import LOOKED_THROUGH, RECENT, Live
+from app.ui.create import _gpus_offered
+from app.ui.live import LOOKED_THROUGH, RECENT, Live, gpus_alike
 from tests.app.ui.desk import Desk, spec
 
 
@@ -112,3 +113,18 @@ def test_only_clips_that_the_browser_may_have_are_recent(desk: Desk, tmp_path: P
     told = Live(Context(desk, desk.home)).poll({})
     assert [clip["job"] for clip in told["recent"]] == [inside]
     assert told["total"] == RECENT + 2
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("sapphire-rapids", 0), ("h200", 1), ("apple-m3", 0)])
+def test_gpus_are_offered_together_where_there_are_several_of_a_kind(desk: Desk, name: str, gpus: int) -> None:
+    desk.machine_name = name
+    watched = Live(Context(desk, desk.home))
+    before = watched.revision
+    watched._describe()
+    assert (watched.gpus, watched.machine != "", watched.revision != before) == (gpus, True, True)
+    assert [_gpus_offered(watched, asked)["visible"] for asked in (1, None, 2)] == [False, False, True], "2 was brought"
+    one = {"vendor": "nvidia", "arch": "sm_90", "usable": {"value": True}}
+    assert gpus_alike({"gpus": [one, one, {**one, "arch": "other"}, {**one, "usable": {"value": False}}]}) == 2
+    assert gpus_alike({"gpus": [{**one, "vendor": "apple"}] * 2}) == 0
+    watched.gpus = 2
+    assert _gpus_offered(watched, 1)["visible"]
