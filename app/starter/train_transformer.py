@@ -240,6 +240,8 @@ class _Training:
                 saved = passed * seconds
                 with average.applied():
                     self.save()
+                if recipe.part < recipe.parts:
+                    kept.put(first + step)
         if recipe.part < recipe.parts:
             kept.put(first + step)
         average.apply()
@@ -281,8 +283,9 @@ class Kept:
         self.tensors = [flat.data, *average.values, *muon.buffers.values()]
 
     def put(self, steps: int) -> None:
-        """Write it, from the first rank; ranks differ by rounding only."""
+        """Write it whole or not at all, from the first rank; ranks differ by rounding only."""
         if self.ranks.first:
+            new = self.file.with_name(self.file.name + ".new")
             torch.save(
                 {
                     "steps": steps,
@@ -290,8 +293,9 @@ class Kept:
                     "tensors": self.tensors,
                     "adam": self.adam.state_dict(),
                 },
-                self.file,
+                new,
             )
+            new.replace(self.file)
 
     def take(self) -> int:
         """Go on from it; returns the steps made before. Raises FileNotFoundError where no part came before."""

@@ -100,10 +100,15 @@ def _split(flat: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 class Clock:
-    """Share of the training time that has passed (0...1), the same on every rank, looked up every ten steps."""
+    """Share of the training time that has passed (0...1), the same on every rank, looked up every ten steps.
+
+    seconds: what this rank has left; the longest of all ranks holds, since a rank that stopped before the others would
+    leave them waiting for its gradients for ever.
+    """
 
     def __init__(self, ranks: Ranks, seconds: float) -> None:
-        self.ranks, self.seconds, self.start = ranks, max(seconds, 1.0), time.monotonic()  # preparing may take it all
+        self.ranks, self.start = ranks, time.monotonic()
+        self.seconds = ranks.largest(max(seconds, 1.0))  # preparing may have taken it all
         self.passed = 0.0
 
     def elapsed(self) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 from torch import nn
 
-from app.starter.training import Average, Flat, Muon, learning_rate_factor, orthogonalise
+from app.starter.training import Average, Clock, Flat, Muon, Ranks, learning_rate_factor, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 5), (2, 5, 16)])
@@ -42,6 +45,37 @@ def test_average_follows_the_parameters() -> None:
         average.update()
     average.apply()
     torch.testing.assert_close(parameter.detach(), torch.ones(4), rtol=0, atol=1e-6)
+
+
+class OneOfTwo(Ranks):
+    """A rank that runs as a thread beside another; whoever waits for a rank that has left fails after a second."""
+
+    def __init__(self, rank: int, meeting: Barrier, values: list[float]) -> None:
+        self.size, self.rank, self.cuda = 2, rank, False
+        self.meeting, self.values = meeting, values
+
+    def largest(self, value: float) -> float:
+        self.values[self.rank] = value
+        self.meeting.wait(1.0)
+        found = max(self.values)
+        self.meeting.wait(1.0)
+        return found
+
+
+def test_ranks_with_unequal_time_left_stop_at_the_same_step() -> None:
+    meeting, values = Barrier(2), [0.0, 0.0]
+
+    def steps_made(rank: int) -> int:
+        clock, step = Clock(OneOfTwo(rank, meeting, values), (1.1, 1.4)[rank]), 0
+        while clock.tick(step) < 1:
+            step += 1
+            time.sleep(0.002)
+        return step
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(steps_made, (0, 1))
+    print(f"{first} and {second} steps")
+    assert first == second > 0
 
 
 def test_learning_rate_rises_holds_and_falls() -> None:
