@@ -20,7 +20,7 @@ from app.interrupt import Interrupts
 from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.models.sources import fetching, resolving
-from app.models.sources.cache import in_cache
+from app.models.sources.cache import REPO, in_cache
 from app.models.sources.fetching import FetchProgress
 from app.video.outputs import size_text
 
@@ -62,6 +62,25 @@ def listed(family: Family) -> Listed:
         fetched=located.fetched,
         problems=located.problems,
         remedy=sources.why_not_here(family, located),
+    )
+
+
+def offered(model: str) -> Listed | None:
+    """How a model stands here that could be fetched: one of the catalogue, or another repository ("hf:owner/name");
+    None for what is neither.
+    """
+    family = listed_as(model)
+    if family is not None:
+        return listed(family)
+    repo = model.removeprefix(resolving.HUB)
+    if repo == model or not REPO.fullmatch(repo):
+        return None
+    found = in_cache(repo)
+    state = "here" if found.is_whole else "partly" if found.fetched or found.folder else "not here"
+    folder = "" if found.folder is None else str(found.folder)
+    unknown: dict[str, Any] = {"summary": "", "licence": "", "download": None, "source": "unverified", "remedy": ""}
+    return Listed(
+        model, repo, repo=repo, state=state, folder=folder, fetched=found.fetched, problems=found.problems, **unknown
     )
 
 
@@ -114,7 +133,7 @@ def run_fetch(model: str, as_json: bool = False, stdout: TextIO | None = None, s
 def fetch_model(model: str, reporter: Reporter) -> Path:
     """Bring one model here and return its folder; one that is here already takes no time."""
     title, bring = how_to_fetch(model)
-    family = _listed_as(model)
+    family = listed_as(model)
     origin = f" from {family.repo}, licence {family.licence}" if family is not None and family.repo else ""
     reporter.say(f"Fetching {title}{origin}")
     interrupts = Interrupts(lambda: reporter.say("Stopping."))
@@ -135,7 +154,7 @@ Bring = Callable[[Callable[[FetchProgress], None], Callable[[], bool]], Path]
 
 def how_to_fetch(model: str) -> tuple[str, Bring]:
     """What to call a model while it is fetched, and the function that does it. Raises UsageError for an unknown one."""
-    family = _listed_as(model)
+    family = listed_as(model)
     if family is None and model.startswith(resolving.HUB):
         repo = resolving.repo_of(model)
         return repo, lambda tell, stop: fetching.fetch_repo(repo, tell, stop)
@@ -143,7 +162,7 @@ def how_to_fetch(model: str) -> tuple[str, Bring]:
     return wanted.title, lambda tell, stop: sources.fetch(wanted, tell, stop)
 
 
-def _listed_as(model: str) -> Family | None:
+def listed_as(model: str) -> Family | None:
     """The model of the catalogue that a name, an alias or a repository means."""
     name = model.removeprefix(resolving.HUB)
     return next((one for one in all_families() if name in (one.name, *one.aliases, *one.repos)), None)
@@ -154,7 +173,7 @@ def missing(models: Sequence[str]) -> list[str]:
     found: list[str] = []
     for model in dict.fromkeys(models):
         with contextlib.suppress(UsageError):
-            family = _listed_as(model)
+            family = listed_as(model)
             if family is None and model.startswith(resolving.HUB):
                 located = in_cache(resolving.repo_of(model))
             else:

@@ -2,7 +2,8 @@
 
     KinetileError           1    anything below; catch this one at a boundary
     ├── UsageError          2    bad usage, preset or request; the person can fix it
-    │   └── SourceError          several mistakes of one source
+    │   ├── SourceError          several mistakes of one source
+    │   └── NameTakenError       another preset has the name
     ├── CannotRunError      3    this machine can't do it (disk, encoder, memory)
     │   └── PlanRefusedError     a forced accelerator can't run on it
     │   └── DatabaseError   3    the queue's database can't be read or written
@@ -40,6 +41,10 @@ class SourceError(UsageError):
     def __init__(self, message: str, problems: Sequence[UsageError] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+class NameTakenError(UsageError):
+    """Another preset of one's own has this name."""
 
 
 class CannotRunError(KinetileError):

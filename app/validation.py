@@ -6,6 +6,7 @@ ours refuses them and names the nearest known key.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import types
 import typing
@@ -16,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from accel.advice import nearest
 from app.errors import UsageError, refuse_all
 from app.strict_json import Document, Keys, dotted, printable, short
 
@@ -195,7 +195,9 @@ def short_name(name: str) -> str:
 
 
 def _unknown_sentence(key: str | int, siblings: list[str]) -> str:
-    return f"there is no such key: {nearest(str(key), siblings, 'the README lists')}."
+    near = difflib.get_close_matches(str(key)[:100].lower(), siblings)
+    told = " or ".join(f'"{name}"' for name in near) if near else ", ".join(siblings)
+    return f"there is no such key: {'did you mean' if near else 'possible are'} {told}."
 
 
 def _sentence(model: type[BaseModel], document: Document, base: Keys, error: ErrorDetails) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from app.errors import CannotRunError, KinetileError, UsageError, refuse_all
+from app.errors import CannotRunError, KinetileError, NameTakenError, UsageError, refuse_all
 from app.paths import Home, inside, read_bytes, relative_name, slug
 from app.request import Data, GenerationRequest, Text, canonical, request_from
 from app.strict_json import MAX_BYTES, Document, dumps, parse
@@ -196,10 +196,20 @@ def own_presets(home: Home) -> tuple[PresetEntry, ...]:
 
 def save_own(home: Home, preset: Preset, name: str = "", overwrite: bool = False) -> Path:
     """Keep a preset under ``name`` (else its title), with its pictures, which are those kept in ``home``. Raises as
-    save_preset does.
+    save_preset does, NameTakenError for a name that another has.
     """
+    path = home.presets / f"{slug(name or preset.title)}.json"
+    if not overwrite:
+        _refuse_taken(path)
     preset = replace(preset, request={**preset.request, **_brought(home, preset.request)})
-    return save_preset(preset, home.presets / f"{slug(name or preset.title)}.json", overwrite)
+    return save_preset(preset, path, overwrite)
+
+
+def _refuse_taken(path: Path) -> None:
+    if path.exists():
+        raise NameTakenError(
+            f"A preset of yours is called {path.stem!r} already; choose another title or overwrite it."
+        )
 
 
 def _brought(home: Home, request: Mapping[str, Any]) -> dict[str, str]:
@@ -223,12 +233,15 @@ def _brought(home: Home, request: Mapping[str, Any]) -> dict[str, str]:
 def rename_own(home: Home, name: str, title: str) -> Path:
     """Give an own preset another title and file name.
 
-    Raises UsageError if it is missing or broken or the name is taken, CannotRunError if the disk refuses.
+    Raises UsageError if it is missing or broken, NameTakenError for a name that another has, CannotRunError if the disk
+    refuses.
     """
     old = own_path(home, name)
     preset = replace(load_preset(old), title=title)
     new = home.presets / f"{slug(title)}.json"
     same = new.exists() and new.samefile(old)  # also where the system takes Ball and ball for one name
+    if not same:
+        _refuse_taken(new)
     save_preset(preset, new, overwrite=same)
     if not same:
         old.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from app.plain import to_data
 from app.ui.context import Context, bytes_text, escaped
 from app.ui.endpoints import add_endpoints
 from app.ui.form import holds_loras
+from app.ui.mistakes import place_for
 from app.ui.rows import script
 
 THUMB = (240, 96)
@@ -42,7 +43,11 @@ _LORAS = """<div class="kt-brought" role="group" aria-label="LoRAs"><span class=
 def picture_fields(context: Context, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of both pictures by name, holding `values`, for the form that is being built."""
     family = family_for(values["model"])
-    return {name: _picture_field(context, name, values[name], family) for name in FIELDS}
+    made: dict[str, Any] = {}
+    for name in FIELDS:
+        made[name] = _picture_field(context, name, values[name], family)
+        place_for(name)
+    return made
 
 
 def loras_field(context: Context, values: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ The request is read from the form when Generate is pressed; what runs afterwards
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import gradio as gr
 from app.console import duration
 from app.errors import KinetileError, UsageError, on_page
 from app.models import all_families, family_for
-from app.models.base import Normalised, notes_of
-from app.pictures import fitted
+from app.models.base import Family, notes_of
 from app.presets import encode_code
 from app.request import GenerationRequest, parse_request
 from app.ui import brought, create_endpoints
@@ -22,6 +22,8 @@ from app.ui.carried import carried_field, taken_over
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
+from app.ui.mistakes import as_value, before_queueing, look, mistakes_field, place_for, sentence
+from app.ui.model_field import ModelField
 from app.ui.rows import HEARD
 from app.ui.saved import restored
 from app.ui.sizes import ASPECTS, CUSTOM, QUALITIES, choice_of, size_of
@@ -65,35 +67,43 @@ def build(context: Context, live: Live) -> TabParts:
 def _form(context: Context) -> dict[str, Any]:
     """The fields; those of the request go into `context.form`, all of them are returned by name."""
     defaults = values_of(GenerationRequest(model=context.families[0].name))
-    families = [(family.title, family.name) for family in context.families]
     aspect, quality = choice_of(context.families[0], defaults["width"], defaults["height"])
-    # a repository or folder that was chosen under Models is none of the choices
-    model = gr.Dropdown(families, value=defaults["model"], label="Model", allow_custom_value=True)
-    made: dict[str, Any] = {"model": model}
+    field = ModelField(context)
+    field.build(defaults["model"])
+    made: dict[str, Any] = {"model": field.box, "model_field": field}
     made["prompt"] = gr.Textbox(
         label="Prompt", lines=3, max_lines=8, placeholder="a yellow rocket flies over a green hill", elem_id="kt-prompt"
     )
     made["tokens"] = gr.HTML("", elem_id="kt-tokens", apply_default_css=False)
+    place_for("prompt")
     made["words"] = words_field(defaults["model"])
-    made["negative_prompt"] = gr.Textbox(label="Negative prompt", lines=1, max_lines=4, elem_id="kt-negative")
+    made["negative_prompt"] = gr.Textbox(label="Negative prompt", lines=1, max_lines=4, elem_id="kt-negative-prompt")
+    place_for("negative_prompt")
     made |= brought.picture_fields(context, defaults)
     with gr.Row(elem_classes=["kt-fields", "kt-size"]):
         made["aspect"] = gr.Dropdown([*ASPECTS, CUSTOM], value=aspect, label="Aspect", min_width=80, filterable=False)
         made["quality"] = gr.Dropdown(
             [*QUALITIES, CUSTOM], value=quality, label="Quality", min_width=80, filterable=False
         )
-        made["width"] = gr.Number(defaults["width"], label="Width", min_width=70)
-        made["height"] = gr.Number(defaults["height"], label="Height", min_width=70)
+        made["width"] = gr.Number(defaults["width"], label="Width", min_width=70, elem_id="kt-width")
+        made["height"] = gr.Number(defaults["height"], label="Height", min_width=70, elem_id="kt-height")
+    place_for("width", "height")
     with gr.Row(elem_classes=["kt-fields"]):
-        made["frames"] = gr.Number(defaults["frames"], label="Frames", min_width=70)
-        made["fps"] = gr.Number(defaults["fps"], label="FPS", min_width=70)
-        made["steps"] = gr.Number(defaults["steps"], label="Steps", min_width=70)
-        made["guidance"] = gr.Number(defaults["guidance"], label="Guidance", step=0.5, min_width=70)
+        made["frames"] = gr.Number(defaults["frames"], label="Frames", min_width=70, elem_id="kt-frames")
+        made["fps"] = gr.Number(defaults["fps"], label="FPS", min_width=70, elem_id="kt-fps")
+        made["steps"] = gr.Number(defaults["steps"], label="Steps", min_width=70, elem_id="kt-steps")
+        made["guidance"] = gr.Number(
+            defaults["guidance"], label="Guidance", step=0.5, min_width=70, elem_id="kt-guidance"
+        )
+    place_for("frames", "fps", "steps", "guidance")
     made["length"] = gr.HTML("", elem_id="kt-length", apply_default_css=False)
     with gr.Row(elem_classes=["kt-fields", "kt-seeds"]):
         made["seed_mode"] = gr.Radio([RANDOM, FIXED, REUSE], value=RANDOM, label="Seed", elem_classes=["kt-seed-mode"])
-        made["seed"] = gr.Textbox("", label="Seed number", max_lines=1, max_length=40, elem_classes=["kt-seed"])
-        made["count"] = gr.Number(1, label="Clips", elem_classes=["kt-count"])
+        made["seed"] = gr.Textbox(
+            "", label="Seed number", max_lines=1, max_length=40, elem_classes=["kt-seed"], elem_id="kt-seed"
+        )
+        made["count"] = gr.Number(1, label="Clips", elem_classes=["kt-count"], elem_id="kt-count")
+    place_for("seed", "count")
     with gr.Accordion("More", open=False, elem_classes=["kt-more"]):
         with gr.Row(elem_classes=["kt-fields"]):
             made["scheduler"] = gr.Dropdown(
@@ -102,19 +112,31 @@ def _form(context: Context) -> dict[str, Any]:
                 label="Scheduler",
                 min_width=100,
                 allow_custom_value=True,
+                elem_id="kt-scheduler",
             )
-            made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100)
+            made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100, elem_id="kt-shift")
         with gr.Row(elem_classes=["kt-fields"]):
-            made["gpus"] = gr.Number(defaults["gpus"], label="GPUs together", min_width=100, visible=False)
+            made["gpus"] = gr.Number(
+                defaults["gpus"], label="GPUs together", min_width=100, visible=False, elem_id="kt-gpus"
+            )
             made["guidance_2"] = gr.Number(
-                defaults["guidance_2"], label="Guidance, later steps", step=0.5, min_width=100, visible=False
+                defaults["guidance_2"],
+                label="Guidance, later steps",
+                step=0.5,
+                min_width=100,
+                visible=False,
+                elem_id="kt-guidance-2",
             )
         made["loras"] = brought.loras_field(context, defaults)
+    place_for("scheduler", "shift", "gpus", "guidance_2", "loras")  # seen while the fields are folded away
     made["carried"] = carried_field(defaults["carried"])
+    place_for("carried")
     with gr.Column(elem_classes=["kt-go"]):
         made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)
         made["generate"] = gr.Button("Generate", variant="primary", elem_id="kt-generate")
         made["notice"] = gr.HTML("", elem_id="kt-notice", apply_default_css=False)
+    made["mistakes"] = mistakes_field()
+    made["queued"] = gr.State(())
     context.form.by_name = {name: made[name] for name in NAMES}
     return made
 
@@ -152,7 +174,7 @@ def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, st
     """What happens when something is changed or pressed."""
     fields = context.form.components
     changes = [field.change for field in fields]
-    advised = [parts["tokens"], parts["length"], parts["aspect"], parts["quality"]]
+    advised = [parts[name] for name in ("tokens", "length", "aspect", "quality", "mistakes")]
 
     def advise(*values: Any) -> list[Any]:
         return _advice(context, values)
@@ -163,14 +185,19 @@ def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, st
     def submit(*values: Any) -> Any:
         return _submit(context, values)
 
+    def still(queued: Sequence[int], notice: str) -> Any:
+        return _still(context, queued) if queued and notice else gr.skip()
+
     page = context.page
     estimating = {**PRIVATE, "trigger_mode": "multiple", "concurrency_limit": 4}
     # The answer to what was typed last must be the last to arrive. Gradio does that for one event per trigger only: two
     # with always_last on the same trigger wake each other for ever. So this is the one, and the estimate follows it.
-    gr.on([page.load, *changes], advise, fields, advised, **QUICK, trigger_mode="always_last").then(
+    fetched = parts["model_field"].seen.change  # what a model is may be known only now
+    gr.on([page.load, fetched, *changes], advise, fields, advised, **QUICK, trigger_mode="always_last").then(
         form_estimate, fields, [parts["estimate"]], **estimating
     )
     stage.change(form_estimate, fields, [parts["estimate"]], **estimating)
+    stage.change(still, [parts["queued"], parts["notice"]], [parts["notice"]], **QUICK)
     gr.on(changes, None, [*fields, store], [store], js=_SAVE, **PRIVATE)
 
     # It spoke of what stood there before. What only looks like a change, on a busy machine long after, leaves it.
@@ -182,7 +209,8 @@ def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, st
     parts["model"].input(told(_defaults_of), [parts["model"], *fields], fields, **HEARD)
     by_model = [parts[name] for name in ("scheduler", "shift", "guidance_2", "image", "last_image", "loras", "words")]
     brings = [parts[name] for name in ("model", "image", "last_image", "loras")]
-    parts["model"].change(told(_possible), brings, by_model, **HEARD)
+    gr.on([parts["model"].change, fetched], told(_possible), brings, by_model, **HEARD)
+    parts["model_field"].connect()
     together = parts["gpus"]
 
     def offered(asked: object) -> Any:
@@ -191,9 +219,9 @@ def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, st
     gr.on([page.load, stage.change, together.change], offered, [together], [together], **QUICK)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_SEED, **PRIVATE)
 
-    parts["generate"].click(submit, fields, [parts["notice"]], js=_ASKED, **QUICK).then(
-        None, [parts["notice"]], None, js="(notice) => window.kinetile && window.kinetile.follow(notice)", **PRIVATE
-    )
+    parts["generate"].click(
+        submit, fields, [parts[name] for name in ("notice", "mistakes", "queued")], js=_ASKED, **QUICK
+    ).then(None, [parts["notice"]], None, js="(notice) => window.kinetile && window.kinetile.follow(notice)", **PRIVATE)
 
     def reuse(event: gr.EventData) -> list[Any]:
         (job,) = context.service.get([_number(event._data)])
@@ -214,22 +242,27 @@ def _number(data: Any) -> int:
 
 def _sized(model: str, aspect: str, quality: str) -> list[Any]:
     """Width and height for aspect and quality; "Custom" leaves them as they are."""
-    if aspect == CUSTOM and quality == CUSTOM:
+    family = _known(model)
+    if family is None or (aspect == CUSTOM and quality == CUSTOM):
         return [gr.skip(), gr.skip()]
-    family = family_for(model)
     own = choice_of(family, family.defaults.width, family.defaults.height)
     aspect = own[0] if aspect == CUSTOM else aspect
     return list(size_of(family, aspect, "Standard" if quality == CUSTOM else quality))
 
 
 def _defaults_of(model: str, *values: Any) -> list[Any]:
-    """Another model: its own sizes and steps; the words, the seed and pictures that it can use stay."""
+    """Another model: its own sizes and steps; the words, the seed and pictures that it can use stay. What is no model
+    changes nothing.
+    """
+    family = _known(model)
+    if family is None:
+        return [gr.skip()] * len(NAMES)
     kept = dict(zip(NAMES, values, strict=True))
     fresh = values_of(parse_request({"model": model}, "Create"))
     words = ("prompt", "negative_prompt", "seed_mode", "seed", "count", "gpus")
     if kept["negative_prompt"] in {family.defaults.negative_prompt for family in all_families()}:
         kept["negative_prompt"] = fresh["negative_prompt"]  # nobody's own words
-    stays = {*words, *(name for name in PICTURES if name in family_for(model).takes)}
+    stays = {*words, *(name for name in PICTURES if name in family.takes)}
     return [kept[name] if name in stays else fresh[name] for name in NAMES]
 
 
@@ -237,7 +270,9 @@ def _possible(model: str, *brought_along: str) -> list[Any]:
     """What can be chosen of scheduler, shift and second guidance, which of pictures and LoRAs can be given, and whether
     the words are shown that only the starter is bound to.
     """
-    family = family_for(model)
+    family = _known(model)
+    if family is None:
+        return [gr.skip()] * 7
     return [
         gr.update(choices=list(family.schedulers)),
         gr.update(visible="shift" in family.takes),
@@ -252,44 +287,49 @@ def _gpus_offered(live: Live, asked: object) -> Any:
     return gr.update(visible=live.gpus > 1 or asked not in (None, 1))
 
 
-def _normalised(context: Context, values: tuple[Any, ...]) -> Normalised:
-    request = context.form.read(*values)
-    return fitted(family_for(request.model).normalise(request), context.home)
+def _known(model: str) -> Family | None:
+    """The family of what the box of the models holds; None for what is no model, which its field says."""
+    try:
+        return family_for(model)
+    except UsageError:
+        return None
 
 
 def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
-    """What the model makes of the form: the prompt's tokens, the length and what is adjusted; aspect and quality."""
+    """What the model makes of the form: the prompt's tokens, the length and what is adjusted; aspect and quality; and
+    what is wrong.
+    """
     named = dict(zip(NAMES, values, strict=True))
-    choice: list[Any] = [gr.skip(), gr.skip()]
-    try:
-        choice = list(choice_of(family_for(named["model"]), named["width"], named["height"]))
-        made = _normalised(context, values)
-    except KinetileError as error:
-        return [gr.skip(), _problem(error), *choice]
+    family = _known(named["model"])
+    choice = choice_of(family, named["width"], named["height"]) if family else (gr.skip(), gr.skip())
+    made, wrong = look(context, values)
+    if made is None or wrong:
+        about_prompt = "" if str(named["prompt"] or "").strip() else gr.skip()
+        return [about_prompt, "", *choice, as_value(wrong)]
     request, use = made.request, made.prompt_tokens
     # the model's own end mark is no token of a person who wrote nothing
     tokens = f"{use.total:,} of {use.limit:,} tokens" if use is not None and request.prompt.strip() else ""
     notes = "".join(f'<p class="kt-hint">{escaped(note)}</p>' for note in notes_of(request))
     told = [*((item.field, item.reason) for item in made.adjustments), *made.notes.items()]
-    about_prompt = [reason for field, reason in told if field == "prompt"]
+    of_prompt = [reason for field, reason in told if field == "prompt"]
     others = [reason for field, reason in told if field != "prompt"]
     frames, fps = int(request.frames or 0), float(request.fps or 1)
     length = f"{request.width}×{request.height} · {frames} frames = {frames / fps:.1f} s at {fps:g} fps"
     return [
-        f'<p class="kt-hint kt-right-hint">{escaped(tokens)}</p>{notes}{sentences_html(about_prompt)}',
+        f'<p class="kt-hint kt-right-hint">{escaped(tokens)}</p>{notes}{sentences_html(of_prompt)}',
         f'<p class="kt-hint">{escaped(length)}</p>{sentences_html(others)}',
         *choice,
+        as_value({}),
     ]
-
-
-def _problem(error: KinetileError) -> str:
-    return f'<p class="kt-problem">{escaped(on_page(error))}</p>'
 
 
 def _estimate(context: Context, values: tuple[Any, ...]) -> str:
     """Minutes, memory, and whether it fits, before anything is pressed."""
+    made, wrong = look(context, values)
+    if made is None or wrong:
+        return ""
+    request = made.request
     try:
-        request = _normalised(context, values).request
         found = context.service.estimate(request)
     except KinetileError as error:
         return "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'
@@ -306,13 +346,30 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
     return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{sentences_html(found.blocked, "bad")}'
 
 
-def _submit(context: Context, values: tuple[Any, ...]) -> str:
-    """Put what the form asks for into the queue; what stands against it is one sentence, and nothing typed is lost."""
+def _submit(context: Context, values: tuple[Any, ...]) -> tuple[str, str, tuple[int, ...]]:
+    """Queue what the form asks for: the notice, what is wrong where, and the jobs. Nothing typed is lost."""
+    wrong = before_queueing(context, values)
+    if wrong:
+        return _refused(sentence(wrong)), as_value(wrong, asked=True), ()
     try:
-        specs = context.specs(context.form.read(*values))
-        context.service.submit(specs)
+        jobs = context.service.submit(context.specs(context.form.read(*values)))
     except KinetileError as error:
-        return f'<p class="kt-problem" role="alert">{escaped(on_page(error))}</p>'
-    if len(specs) == 1:
-        return ""
-    return f'<p class="kt-hint">{len(specs)} clips are in the queue.</p>'
+        return _refused(on_page(error)), as_value({}), ()
+    ids = tuple(job.id for job in jobs) if len(jobs) > 1 else ()
+    return _queued(len(ids)), as_value({}), ids
+
+
+def _refused(words: str) -> str:
+    return f'<p class="kt-problem" role="alert">{escaped(words)}</p>'
+
+
+def _queued(count: int) -> str:
+    verb = "is" if count == 1 else "are"
+    return f'<p class="kt-hint">{plural(count, "clip")} {verb} in the queue.</p>' if count else ""
+
+
+def _still(context: Context, queued: Sequence[int]) -> str:
+    """How many of the clips that were asked for last are not made yet."""
+    now = context.service.snapshot()
+    there = {job.id for job in (*now.waiting, *([now.running] if now.running else []))}
+    return _queued(len(there & set(queued)))

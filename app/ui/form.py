@@ -7,16 +7,16 @@ exactly as it was imported; `app.ui.carried` tells it in words.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gradio as gr
 
 from accel.reading import parse_json
-from app.errors import UsageError
+from app.errors import UsageError, mistakes_of, refuse_all
 from app.models import family_for
 from app.request import MAX_SEED, GenerationRequest, parse_request
-from app.strict_json import short
 from app.validation import OR_NOTHING
 
 NAMES = (
@@ -47,6 +47,7 @@ WHOLE = ("width", "height", "frames", "steps", "count")
 BROKEN = ("fps", "guidance", "guidance_2", "shift")
 PICTURES = ("image", "last_image")
 CARRIED = ("accel",)
+_SOURCE = "Create"
 RANDOM, FIXED, REUSE = "Random", "Fixed", "Reuse"
 
 
@@ -71,11 +72,12 @@ class FormFields:
         ]
 
     def read(self, *values: Any) -> GenerationRequest:
-        """The request that the form asks for. Raises UsageError naming the field."""
-        try:
-            return request_of(dict(zip(NAMES, values, strict=True)))
-        except UsageError as error:
-            raise UsageError(str(error).removeprefix("Create, ").replace(OR_NOTHING, "")) from error
+        """The request that the form asks for. Raises UsageError naming every field that can't be taken."""
+        return request_of(dict(zip(NAMES, values, strict=True)))
+
+    def look(self, *values: Any) -> tuple[GenerationRequest, dict[str, str]]:
+        """The request without what is wrong, and that by field, as `looked_at`."""
+        return looked_at(dict(zip(NAMES, values, strict=True)))
 
 
 def values_of(request: GenerationRequest) -> dict[str, Any]:
@@ -104,27 +106,71 @@ def values_of(request: GenerationRequest) -> dict[str, Any]:
 
 
 def request_of(values: dict[str, Any]) -> GenerationRequest:
-    """The request that these values ask for. Raises UsageError naming the field."""
-    data: dict[str, Any] = {"model": values["model"], "prompt": values["prompt"] or ""}
+    """The request that these values ask for. Raises UsageError naming every field that can't be taken."""
+    request, wrong = looked_at(values)
+    refuse_all([UsageError(f"{name}: {sentence}") for name, sentence in wrong.items()])
+    return request
+
+
+def looked_at(values: dict[str, Any]) -> tuple[GenerationRequest, dict[str, str]]:
+    """The request that these values ask for without the fields that can't be taken, and a sentence for each of those.
+    Raises UsageError for what no field can be blamed for.
+    """
+    data, wrong = _given(values)
+    try:
+        return parse_request(data, _SOURCE), wrong
+    except UsageError as error:
+        keys = set()
+        for mistake in mistakes_of(error):
+            key, field, sentence = _placed(str(mistake))
+            keys.add(key)
+            wrong.setdefault(field, sentence)
+        kept = {name: value for name, value in data.items() if name not in keys}
+        return parse_request(kept, _SOURCE), {name: wrong[name] for name in NAMES if name in wrong}
+
+
+def _placed(mistake: str) -> tuple[str, str, str]:
+    """The request's key that a mistake is about, the form's field for it, and the sentence that is said there."""
+    path, _, reason = mistake.removeprefix(f"{_SOURCE}, ").partition(": ")
+    key, _, inner = path.partition(".")
+    reason = reason.replace(OR_NOTHING, "")
+    if key == "accel":  # partly in a field of its own
+        return (key, "gpus", reason) if inner == "gpus" else (key, "carried", f"{inner}: {reason}")
+    return key, key, f"{inner}: {reason}" if inner else reason
+
+
+def _given(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the fields hold as a request says it, and a sentence for those that hold nothing of the kind."""
+    data: dict[str, Any] = {"prompt": values["prompt"] or ""}
+    wrong: dict[str, str] = {}
+
+    def taken(name: str, read: Callable[[Any], dict[str, Any]]) -> None:
+        try:
+            data.update(read(values[name]))
+        except UsageError as error:
+            wrong[name] = str(error).removeprefix(f"{name}: ")
+
+    taken("model", _model)
     # An emptied field says something where the model would put its own words into it.
-    if values["negative_prompt"] or family_for(values["model"]).defaults.negative_prompt:
+    if values["negative_prompt"] or ("model" in data and family_for(data["model"]).defaults.negative_prompt):
         data["negative_prompt"] = values["negative_prompt"] or ""
     if values["scheduler"]:
         data["scheduler"] = values["scheduler"]
-    for name in WHOLE:
-        if values[name] is not None:
-            data[name] = _whole(name, values[name])
-    for name in BROKEN:
-        if values[name] is not None:
-            data[name] = values[name]
+    data |= {name: _whole(values[name]) for name in WHOLE if values[name] is not None}
+    data |= {name: values[name] for name in BROKEN if values[name] is not None}
     if values["seed_mode"] != RANDOM:
-        data["seed"] = _seed(values["seed"])
+        taken("seed", _seed)
     data |= {name: values[name] for name in PICTURES if values[name]}
-    data |= _loras(values["loras"])
-    data |= carried_of(values["carried"])
+    taken("loras", _loras)
+    taken("carried", carried_of)
     if values["gpus"] is not None:
-        data["accel"] = {**data.get("accel", {}), "gpus": _whole("gpus", values["gpus"])}
-    return parse_request(data, "Create")
+        data["accel"] = {**data.get("accel", {}), "gpus": _whole(values["gpus"])}
+    return data, wrong
+
+
+def _model(name: Any) -> dict[str, Any]:
+    family_for(name)
+    return {"model": name}
 
 
 def loras_text(request: GenerationRequest, model: str) -> str:
@@ -150,20 +196,17 @@ def _loras(text: Any) -> dict[str, Any]:
     return {"loras": found} if found else {}
 
 
-def _whole(name: str, value: Any) -> int:
-    if not (isinstance(value, (int, float)) and abs(value) <= MAX_SEED and value == int(value)):
-        raise UsageError(f"{name}: {short(value)} is not a whole number; write one without a fraction.")
-    return int(value)
+def _whole(value: Any) -> Any:
+    """A browser's 8.0 is 8; what else a number can be is for the request to say."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _seed(text: Any) -> int:
+def _seed(text: Any) -> dict[str, Any]:
     """Seeds travel as text: a browser's numbers would round large ones."""
     digits = str(text or "").strip()
     if not digits:
         raise UsageError(f"seed: write a whole number from 0 to {MAX_SEED:,}, or choose Random.")
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > MAX_SEED:
-        raise UsageError(f"seed: {digits[:40]!r} is not possible; write a whole number from 0 to {MAX_SEED:,}.")
-    return int(digits)
+    return {"seed": int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 40 else digits}
 
 
 def carried_of(text: Any) -> dict[str, Any]:

@@ -19,15 +19,20 @@ WORDS = {"here": "on this machine", "partly": "partly on this machine", "not her
 def panel_html(state: Fetching, listed: Container[str] = ()) -> str:
     """How far the fetch is, or how the last one ended: that of a model in `listed` is told in its own row."""
     if not state.is_over:
-        percent = round(state.progress.fraction * 100)
-        return (
-            f'<div class="kt-measuring" data-number="{state.number}"><div class="kt-now">'
-            f'<span class="kt-name">{escaped(state.title)}</span>'
-            f'<span class="kt-state" role="status">{escaped(progress_words(state))}</span>'
-            f'<span class="kt-bar" role="progressbar" aria-label="Fetching {escaped(state.title)}" '
-            f'aria-valuenow="{percent}"><i style="width: {percent}%"></i></span></div>{button("Stop", "stop")}</div>'
-        )
+        return running_html(state)
     return "" if state.model in listed else ended_html(state)
+
+
+def running_html(state: Fetching) -> str:
+    """The fetch that is going on: a bar that moves by itself, and a button that stops it."""
+    percent = round(state.progress.fraction * 100)
+    return (
+        f'<div class="kt-measuring" data-number="{state.number}"><div class="kt-now">'
+        f'<span class="kt-name">{escaped(state.title)}</span>'
+        f'<span class="kt-state" role="status">{escaped(progress_words(state))}</span>'
+        f'<span class="kt-bar" role="progressbar" aria-label="Fetching {escaped(state.title)}" '
+        f'aria-valuenow="{percent}"><i style="width: {percent}%"></i></span></div>{button("Stop", "stop")}</div>'
+    )
 
 
 def ended_html(state: Fetching) -> str:
@@ -49,12 +54,13 @@ def progress_words(state: Fetching) -> str:
     return share + state.progress.sentence()
 
 
-def list_html(rows: Sequence[Listed], state: Fetching) -> str:
-    """Every model, with what can be done with it."""
-    return f'<ul class="kt-list">{"".join(_row(row, state) for row in rows)}</ul>'
+def list_html(rows: Sequence[Listed], state: Fetching, refused: tuple[str, str] = ("", "")) -> str:
+    """Every model, with what can be done with it. refused: the model whose button did nothing, and why."""
+    told = {refused[0]: refused[1]}
+    return f'<ul class="kt-list">{"".join(_row(row, state, told.get(row.name, "")) for row in rows)}</ul>'
 
 
-def _row(row: Listed, state: Fetching) -> str:
+def _row(row: Listed, state: Fetching, refused: str) -> str:
     size = ""
     if row.state == "here":
         size = f"{bytes_text(row.fetched)} on the disk" if row.fetched else ""
@@ -64,6 +70,8 @@ def _row(row: Listed, state: Fetching) -> str:
     said = " · ".join(escaped(fact) for fact in facts if fact)
     lacks = sentences_html([row.remedy]) if row.state == "partly" else ""
     ended = ended_html(state) if state.is_over and state.model == row.name else ""
+    if refused:
+        ended = f'<p class="kt-ended kt-problem" role="alert">{escaped(refused)}</p>'
     return (
         f'<li class="kt-item"><div class="kt-what"><span class="kt-name">{escaped(row.title)}</span>'
         f'<span class="kt-quiet">{escaped(row.summary)}</span><span class="kt-facts">{said}</span>{lacks}</div>'

@@ -6,6 +6,7 @@ nothing runs before Generate is pressed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import gradio as gr
 
-from app.errors import UsageError
+from app.errors import NameTakenError, UsageError
+from app.paths import slug
 from app.pictures import adopt
 from app.presets import NamedRequest, encode_code, own_presets, rename_own, save_own, shipped_presets
 from app.presets.bin import bring_back, put_aside
@@ -22,7 +24,9 @@ from app.presets.incoming import from_text, from_upload
 from app.presets.portability import here
 from app.request import GenerationRequest
 from app.ui import presets_endpoints
-from app.ui.context import PRIVATE, Context, TabParts, told
+from app.ui.context import Context, TabParts
+from app.ui.lines import Lines
+from app.ui.mistakes import in_words
 from app.ui.presets_view import Chosen, chosen_html, list_html
 from app.ui.rows import HEARD, actions, read_data, script
 from app.ui.undo import offer, said, undo_bar
@@ -35,58 +39,70 @@ _IMPORT = (
 _DROP = '<div class="kt-drop" hidden aria-hidden="true"><p>Drop a preset or a clip to see its settings</p></div>'
 
 
-_CLEAR = "() => { for (const old of document.querySelectorAll('.toast-close')) old.click(); }"
-"""What went well takes away what an earlier try was told."""
+REPLACE = "Replace a preset of the same name"
+MOST_ALIKE = 100
+"""Most presets of one title that are told apart by a number."""
 
 
 def build(context: Context) -> TabParts:
     """The tab's components and events, inside the `gr.Tab` that is open."""
-    chosen = gr.State(None)
-    notices = gr.State(0)
+    chosen, notices, lines = gr.State(None), gr.State(0), Lines()
     with gr.Row(elem_classes=["kt-two"]):
         with gr.Column(scale=2, min_width=300):
             file = gr.HTML(_IMPORT, js_on_load=script("choose.js"), apply_default_css=False, elem_id="kt-import-file")
+            lines.place("file")
             with gr.Accordion("Paste a share code", open=False, elem_classes=["kt-tools"]):
                 pasted = gr.Textbox(
                     label="Share code or text of a preset", lines=3, max_lines=6, placeholder="KT1-… or { … }"
                 )
                 read = gr.Button("Read it", size="sm")
+                lines.place("paste")
             with gr.Accordion("Save what Create asks for", open=False, elem_classes=["kt-tools"]):
                 title = gr.Textbox(label="Title", max_length=200, max_lines=1, placeholder="how you will find it again")
                 notes = gr.Textbox(label="Notes", max_length=20_000, lines=2)
-                overwrite = gr.Checkbox(label="Replace a preset of the same name")
+                overwrite = gr.Checkbox(label=REPLACE)
                 save = gr.Button("Save preset", size="sm")
+                lines.place("save")
+            lines.place("list")
             listed = actions(elem_id="kt-preset-list")
         with gr.Column(scale=3, min_width=300, elem_classes=["kt-detail"]):
             detail = actions(chosen_html(None), script("detail.js"), elem_id="kt-preset")
             with gr.Row(visible=False, elem_classes=["kt-rename"]) as renaming:
                 new_title = gr.Textbox(label="Title", max_length=200, max_lines=1, scale=3)
                 rename = gr.Button("Rename", scale=0, min_width=100, size="sm")
+            lines.place("detail")
     notice = undo_bar(elem_id="kt-preset-notice")
 
     tab = _Tab(context)
     shown = [chosen, listed, detail, renaming, new_title]
-    noted = [notices, notice]
+    noted = [*shown, notices, notice]
 
-    def then_compare(event: Any) -> None:
-        event.success(tab.compare, [chosen], [chosen, detail], **HEARD)
-        event.success(None, None, None, js=_CLEAR, **PRIVATE)
+    def heard(event: Any, place: str, function: Any, inputs: list[Any], outputs: list[Any], **refused: Any) -> Any:
+        made = lines.at(place, function, outputs, refused.get("refused"))
+        return event(made, inputs, [*outputs, *lines.components], **HEARD)
 
-    then_compare(listed.select(told(tab.open), None, shown, **HEARD))
-    then_compare(read.click(told(tab.paste), [pasted], shown, **HEARD))
-    then_compare(file.upload(told(tab.taken), None, [*shown, context.tabs], **HEARD))
-    save.click(
-        told(tab.save), [title, notes, overwrite, notices, *context.form.components], [*shown, *noted], **HEARD
-    ).success(tab.compare, [chosen], [chosen, detail], **HEARD)
-    detail.apply(told(tab.apply), [chosen], [*context.form.components, context.tabs], **HEARD)
-    then_compare(detail.click(told(tab.act), [chosen, notices], [*shown, *noted], **HEARD))
-    rename.click(told(tab.rename), [chosen, new_title, notices], [*shown, *noted], **HEARD)
-    then_compare(notice.undo(told(tab.undo), [notices], [*shown, *noted], **HEARD))
+    def then_compare(done: Any) -> None:
+        done.success(tab.compare, [chosen], [chosen, detail], **HEARD)
+
+    def taken(event: Any) -> None:
+        # whoever dropped it anywhere on the page is told where files are imported
+        to_here = {context.tabs: gr.update(selected="presets")}
+        then_compare(heard(event, "file", tab.taken, [], [*shown, context.tabs], refused=to_here))
+
+    then_compare(heard(listed.select, "list", tab.open, [], shown))
+    then_compare(heard(read.click, "paste", tab.paste, [pasted], shown))
+    taken(file.upload)
+    saved = [title, notes, overwrite, notices, *context.form.components]
+    then_compare(heard(save.click, "save", tab.save, saved, noted))
+    heard(detail.apply, "detail", tab.apply, [chosen], [*context.form.components, context.tabs])
+    then_compare(heard(detail.click, "detail", tab.act, [chosen, notices], noted))
+    heard(rename.click, "detail", tab.rename, [chosen, new_title, notices], noted)
+    then_compare(heard(notice.undo, "list", tab.undo, [notices], noted))
     presets_endpoints.add(context)
 
     def outside() -> None:
         drop = gr.HTML(_DROP, js_on_load=script("drop.js"), apply_default_css=False, elem_id="kt-drop-place")
-        then_compare(drop.upload(told(tab.taken), None, [*shown, context.tabs], **HEARD))
+        taken(drop.upload)
 
     return TabParts(on_load=[(lambda: tab.listed(None), [listed])], outside=[outside])
 
@@ -169,10 +185,22 @@ class _Tab:
     def save(self, title: str, notes: str, overwrite: bool, notices: int, *form: Any) -> list[Any]:
         """What Create asks for, as a preset of one's own."""
         if not (title or "").strip():
-            raise UsageError("title: a preset needs one; write a few words.")
-        request = self.context.form.read(*form)
-        path = save_own(self.context.home, Preset.of(request, title.strip(), notes or ""), overwrite=bool(overwrite))
-        return [*self.show(self._entry("own", path.stem)), *_noted(notices, f"Saved as “{title.strip()[:60]}”.")]
+            raise UsageError("A preset needs a title: write a few words.")
+        request, wrong = self.context.form.look(*form)
+        if wrong:
+            raise UsageError(f"Nothing was saved; on Create look at {in_words(wrong)}.")
+        preset = Preset.of(request, title.strip(), notes or "")
+        try:
+            path = save_own(self.context.home, preset, overwrite=bool(overwrite))
+        except NameTakenError as error:
+            raise self._taken(preset.title, f"choose another title, or tick “{REPLACE}”") from error
+        return [*self.show(self._entry("own", path.stem)), *_noted(notices, _now_called("Saved as", preset.title))]
+
+    def _taken(self, title: str, way_out: str) -> UsageError:
+        """What to say of a name that another preset has, by that one's own title."""
+        there = next((entry for entry in own_presets(self.context.home) if entry.name == slug(title)), None)
+        called = there.preset.title if there is not None and there.preset is not None else ""
+        return UsageError(f"A preset of yours is called “{(called or title)[:60]}” already: {way_out}.")
 
     def apply(self, chosen: Chosen | None) -> list[Any]:
         """The preset into the Create form, as this machine can take it, and Create to the front."""
@@ -199,10 +227,18 @@ class _Tab:
         return [*self.show(chosen, encode_code(_request(chosen))), notices, gr.skip()]
 
     def _keep(self, chosen: Chosen, notices: int) -> list[Any]:
-        title = chosen.title or chosen.name
-        path = save_own(self.context.home, Preset.of(_request(chosen), title, chosen.notes))
+        path = self._keep_under_free_name(chosen)
         kept = replace(self._entry("own", path.stem), here=chosen.here)
-        return [*self.show(kept), *_noted(notices, f"Kept as “{title[:60]}”.")]
+        return [*self.show(kept), *_noted(notices, _now_called("Kept as", kept.title))]
+
+    def _keep_under_free_name(self, chosen: Chosen) -> Path:
+        """What is imported brings its title, nobody was asked for one: where that is taken, it gets a number."""
+        title = chosen.title or chosen.name
+        for number in range(1, MOST_ALIKE):
+            called = title if number == 1 else f"{title[:190]} {number}"
+            with contextlib.suppress(NameTakenError):
+                return save_own(self.context.home, Preset.of(_request(chosen), called, chosen.notes))
+        raise self._taken(title, "rename or delete some of that name first")
 
     def _delete(self, chosen: Chosen, notices: int) -> list[Any]:
         if chosen.kind != "own":
@@ -216,10 +252,13 @@ class _Tab:
         if chosen is None or chosen.kind != "own":
             raise UsageError("Only your own presets can be renamed; save a copy of this one first.")
         if not title.strip():
-            raise UsageError("title: a preset needs one; write a few words.")
-        path = rename_own(self.context.home, chosen.name, title.strip())
+            raise UsageError("A preset needs a title: write a few words.")
+        try:
+            path = rename_own(self.context.home, chosen.name, title.strip())
+        except NameTakenError as error:
+            raise self._taken(title.strip(), "choose another title") from error
         renamed = replace(self._entry("own", path.stem), here=chosen.here)
-        return [*self.show(renamed), *_noted(notices, f"Renamed to “{title.strip()[:60]}”.")]
+        return [*self.show(renamed), *_noted(notices, _now_called("Renamed to", renamed.title))]
 
     def undo(self, notices: int, event: gr.EventData) -> list[Any]:
         """Bring a deleted preset back."""
@@ -232,6 +271,13 @@ def _request(chosen: Chosen) -> GenerationRequest:
     if chosen.request is None:
         raise UsageError(f"{chosen.title} is no valid preset.")
     return chosen.request
+
+
+def _now_called(what: str, title: str) -> str:
+    """A notice; a title that a shipped preset has is said, since both are in the list."""
+    shipped = {entry.preset.title.casefold() for entry in shipped_presets() if entry.preset}
+    also = " A shipped preset is called that too." if title.casefold() in shipped else ""
+    return f"{what} “{title[:60]}”.{also}"
 
 
 def _noted(notices: int, words: str) -> tuple[int, str]:

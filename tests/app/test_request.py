@@ -136,7 +136,7 @@ def test_no_assignment_breaks_out(assignments: list[str]) -> None:
         ('{"stepz": 3}', "stepz", 'did you mean "steps"'),
         ('{"accel": {"atention": "x"}}', "accel.atention", 'did you mean "attention"'),
         ('{"loras": [{"name": "a", "wait": 1}]}', "loras.0.wait", "no such key"),
-        ('{"output": "/tmp/x"}', "output", "possible are kinetile, model, prompt; the README lists all"),
+        ('{"output": "/tmp/x"}', "output", "possible are kinetile, model, prompt, negative_prompt, width, "),
     ],
 )
 def test_refusals_name_line_key_value_and_what_is_allowed(data: str, key: str, says: str) -> None:

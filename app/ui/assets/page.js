@@ -1,4 +1,9 @@
 () => {
+  // What stands in the model's box is a choice and no beginning of one: what is typed there takes its place.
+  document.addEventListener('focusin', (event) => {
+    const box = event.target.closest('#kt-model input');
+    if (box) requestAnimationFrame(() => box.select());
+  });
   // The keyboard: Ctrl+Enter generates from anywhere, Esc cancels unless something open takes it.
   const onCreate = () => { const button = document.getElementById('kt-generate'); return button && button.offsetParent !== null ? button : null; };
   document.addEventListener('keydown', (event) => {

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import CannotRunError, UsageError
+from app.errors import CannotRunError, NameTakenError, UsageError
 from app.paths import Home, slug
 from app.presets.files import (
     Preset,
@@ -262,7 +262,7 @@ def test_own_presets_are_saved_and_renamed(tmp_path: Path) -> None:
     home = Home(tmp_path)
     path = save_own(home, Preset("Über: die Wolken / 雲", "n", {"prompt": "x"}))
     assert path.name == "über-die-wolken-雲.json"
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(NameTakenError, match=r"is called '.*' already; choose another title"):
         save_own(home, Preset("über die wolken 雲"))
     new = rename_own(home, path.stem, "Clouds")
     assert new.name == "clouds.json"
@@ -271,7 +271,7 @@ def test_own_presets_are_saved_and_renamed(tmp_path: Path) -> None:
     assert rename_own(home, "clouds", "CLOUDS!") == new
     assert load_preset(new).title == "CLOUDS!"
     save_own(home, Preset("other"))
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(NameTakenError, match="A preset of yours is called 'other' already"):
         rename_own(home, "clouds", "Other")
     assert load_preset(new).title == "CLOUDS!"
     new.unlink()

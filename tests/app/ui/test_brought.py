@@ -162,7 +162,7 @@ def test_a_picture_is_chosen_seen_cut_kept_over_a_reload_and_removed(form: Tab, 
     form.open()
     picture.get_by_text("400 × 300").wait_for()
     picture.get_by_role("button", name="Remove the first picture").click()
-    page.locator("#kt-length").get_by_text("needs a picture").wait_for()
+    page.locator("#kt-why-image").get_by_text("needs a picture").wait_for()
     assert picture.locator("img").is_hidden()
     assert form.errors == []
 

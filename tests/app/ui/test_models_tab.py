@@ -21,6 +21,7 @@ from app.models.starter import STARTER
 from app.paths import Home
 from app.request import GenerationRequest
 from app.ui.context import Context
+from app.ui.form import FIXED, NAMES, FormFields, values_of
 from app.ui.models import _Tab, written
 from app.ui.models_view import list_html, panel_html
 from tests.app.models.sources.conftest import cache, hub  # noqa: F401
@@ -96,6 +97,26 @@ def test_a_model_that_is_not_here_is_refused_before_it_is_queued(desk: Desk) -> 
     with pytest.raises(CannotRunError, match=f"--fetch {away.name}"):
         Context(desk, desk.home).specs(GenerationRequest(model=away.name, prompt="a ball"))
     assert desk.snapshot().waiting == ()
+
+
+def test_a_mistake_in_the_form_does_not_keep_a_model_from_it(desk: Desk) -> None:
+    context = Context(desk, desk.home, form=FormFields(dict.fromkeys(NAMES)))
+    values = values_of(GenerationRequest(prompt="a ball", count=3)) | {"frames": 0, "seed_mode": FIXED, "seed": "x"}
+    filled = dict(zip(NAMES, _Tab(context).use("starter", *values.values()), strict=False))
+    assert (filled["prompt"]["value"], filled["count"]["value"], filled["frames"]["value"]) == ("a ball", 3, 25)
+
+
+def test_why_a_row_did_nothing_is_told_in_that_row(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: str) -> int:
+        raise UsageError("Another one <is> being fetched.")
+
+    monkeypatch.setattr(desk, "fetch", refuse)
+    away = next(family for family in all_families() if family.repos)
+    tab = _Tab(Context(desk, desk.home))
+    rows = tab.act_in_list(pressed(do="fetch", name=away.name))[-1]
+    (row,) = (row for row in rows.split("<li ") if "&lt;is&gt; being fetched" in row)
+    assert f'data-name="{away.name}"' in row
+    assert "being fetched" not in tab.show()[-1]
 
 
 @pytest.mark.parametrize("typed", ["hf:some/unknown", "https://huggingface.co/some/unknown"])
@@ -264,8 +285,18 @@ def test_a_failure_of_what_was_typed_covers_no_row_and_goes_with_the_next_action
     assert box["y"] + box["height"] < 0, "it stays over the rows"
     other.fill("hf:nonsense")
     page.page.locator("#kt-use-model").click()
-    page.page.get_by_text("is no repository").first.wait_for()
+    told = page.page.locator("#tab-models .kt-line-place .kt-problem")
+    told.get_by_text("is no repository").wait_for()
     said.wait_for(state="detached")
+    assert 0 <= told.bounding_box()["y"] - other.bounding_box()["y"] < 60
+    for button in ("#kt-fetch-model", "#kt-use-model"):
+        other.fill("")
+        page.page.locator(button).click()
+        told.get_by_text("Nothing is written there yet").wait_for()
+        other.fill("hf:nonsense")
+        page.page.locator(button).click()
+        told.get_by_text("is no repository").wait_for()
+    assert page.page.locator(".toast-body").count() == 0
 
 
 def in_sight(page: Tab, selector: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ import numpy as np
 import pytest
 
 from app import video
+from app.errors import UsageError
 from app.paths import Home
-from app.presets import Preset, encode_code, load_preset, save_preset
+from app.presets import Preset, encode_code, load_preset, save_own, save_preset
+from app.presets.incoming import from_text
 from app.presets.portability import Here
 from app.request import AccelPreferences, GenerationRequest
+from app.ui.context import Context
+from app.ui.form import NAMES, FormFields, values_of
+from app.ui.presets import _Tab
 from app.ui.presets_view import Chosen, chosen_html, list_html, problem_of
+from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_queue_view import Reader
@@ -30,6 +37,7 @@ ASKED = GenerationRequest(
     seed=2**53 - 1,
     accel=AccelPreferences(vae="stock"),
 )
+TOLD = "#tab-presets .kt-line-place .kt-problem"
 DROP = """async ([data, name, type]) => {
     const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
     const transfer = new DataTransfer();
@@ -131,21 +139,80 @@ def test_a_hostile_preset_is_refused_with_its_sentence(tab: Tab, tmp_path: Path,
     path.write_bytes(content)
     tab.fill(Prompt="kept")
     drop(tab, path)
-    message = tab.page.locator(".toast-body")
+    message = tab.page.locator(TOLD)
     message.wait_for()
     assert says in message.inner_text()
     assert "/tmp" not in message.inner_text()
+    assert tab.page.locator(".toast-body").count() == 0
+    above = tab.page.locator("#kt-import-file").bounding_box()
+    assert 0 <= message.bounding_box()["y"] - above["y"] - above["height"] < 40, "it is told elsewhere"
     tab.expect_value("Prompt", "kept")
 
 
-def test_what_goes_well_takes_an_earlier_error_away(tab: Tab, tmp_path: Path) -> None:
+def test_why_it_was_not_done_stands_until_the_next_action(tab: Tab, tmp_path: Path) -> None:
     path = tmp_path / "evil.json"
     path.write_text('{"kinetile": 1, "request": {"image": "../../etc/passwd"}}')
     drop(tab, path)
-    message = tab.page.locator(".toast-body")
+    message = tab.page.locator(TOLD)
     message.wait_for()
-    tab.show("Presets").page.locator("#kt-preset-list .kt-preset").first.click()
-    message.wait_for(state="detached", timeout=8_000)  # by itself it would go after twelve seconds
+    tab.page.get_by_role("button", name="Paste a share code").click()
+    tab.page.wait_for_timeout(500)
+    assert message.is_visible()
+    tab.page.get_by_role("button", name="Read it").click()
+    message.get_by_text("Nothing was pasted; paste a share code (KT1-…) or the text of a preset.").wait_for()
+    assert message.count() == 1
+    tab.page.locator("#kt-preset-list .kt-preset").first.click()
+    message.wait_for(state="detached")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[_Tab]:
+    """The tab's functions over a data folder of their own, which holds one preset."""
+    with Desk(Home(tmp_path)) as desk:
+        save_own(desk.home, Preset.of(ASKED, "Über, mich"))
+        yield _Tab(Context(desk, desk.home, form=FormFields(dict.fromkeys(NAMES))))
+
+
+def test_a_title_that_is_taken_is_told_in_the_words_of_the_box(own: _Tab) -> None:
+    form = values_of(GenerationRequest(prompt="another")).values()
+    with pytest.raises(UsageError, match="A preset of yours is called “Über, mich” already: choose another title, or "):
+        own.save("über mich", "", False, 0, *form)
+    path = Home(own.context.home.root).presets / "über-mich.json"
+    assert load_preset(path).request["prompt"] == ASKED.prompt
+    own.save("über mich", "", True, 0, *form)
+    assert load_preset(path).request["prompt"] == "another"
+    save_own(own.context.home, Preset.of(ASKED, "Mine"))
+    with pytest.raises(UsageError, match=r"“Mine” already: choose another title[.]$"):
+        own.rename(own._entry("own", "über-mich"), "mine", 0)
+
+
+def test_what_is_imported_twice_is_kept_twice(own: _Tab) -> None:
+    chosen = own.paste(encode_code(ASKED))[0]
+    titles = [own._keep(chosen, 0)[0].title for _ in range(3)]
+    assert titles == [chosen.title, f"{chosen.title} 2", f"{chosen.title} 3"]
+
+
+def test_a_shipped_presets_title_is_not_taken_without_a_word(own: _Tab) -> None:
+    form = values_of(GenerationRequest(prompt="another")).values()
+    assert "A shipped preset is called that too." in own.save("lift-off", "", False, 0, *form)[-1]
+    assert "shipped" not in own.save("Something else", "", False, 0, *form)[-1]
+    assert "A shipped preset is called that too." in own.rename(own._entry("own", "something-else"), "Bounce", 0)[-1]
+
+
+def test_a_page_tells_every_key_itself() -> None:
+    with pytest.raises(UsageError, match=r"possible are .*negative_prompt.*accel") as told:
+        from_text('{"request": {"output": "x"}}')
+    assert "README" not in str(told.value)
+
+
+def test_what_is_wrong_on_create_is_named_where_a_preset_is_saved(tab: Tab) -> None:
+    tab.fill(Prompt="x", Frames="12.5", Clips="0")
+    tab.show("Presets").page.get_by_role("button", name="Save what Create asks for").click()
+    tab.page.get_by_role("button", name="Save preset").click()
+    tab.page.locator(TOLD).get_by_text("A preset needs a title").wait_for()
+    tab.page.get_by_label("Title").first.fill("Mine")
+    tab.page.get_by_role("button", name="Save preset").click()
+    tab.page.locator(TOLD).get_by_text("Nothing was saved; on Create look at Frames and Clips.").wait_for()
 
 
 def test_what_differs_here_is_said_before_it_is_applied(tab: Tab, served: Served) -> None:
