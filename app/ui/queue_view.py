@@ -28,7 +28,8 @@ STATES: Mapping[str, str] = {
     "cancelled": "cancelled",
     "crashed": "crashed",
 }
-STATE_MARKS: Mapping[str, str] = {"done": "✓", "failed": "✕", "cancelled": "–", "crashed": "✕"}
+STATE_MARKS: Mapping[str, str] = {"done": "✓", "failed": "✕", "cancelled": "", "crashed": "✕"}
+"""Before the word for a state; a cancel is what the person wanted."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +176,17 @@ def _card(job: Job, chosen: int, context: Context) -> str:
         )
     else:
         picture = f'<span class="kt-no-picture">{escaped("no picture" if job.result else STATES[job.state])}</span>'
-    mark = "" if job.state == "done" else f" {STATE_MARKS[job.state]} {STATES[job.state]}"
-    ended = clock(job.ended) if job.ended else ""
+    said = filter(None, [clock(job.ended) if job.ended else "", "" if job.state == "done" else _state(job)])
     return (
         f'<li><button type="button" class="kt-card kt-{job.state}" data-do="open" data-job="{job.id}" '
         f'data-event="select" aria-pressed="{"true" if job.id == chosen else "false"}">'
         f'<span class="kt-frame">{picture}</span><span class="kt-name">{escaped(shortened(name, 90))}</span>'
-        f'<span class="kt-facts">{escaped(ended)}{escaped(mark)}</span></button></li>'
+        f'<span class="kt-facts">{escaped(" · ".join(said))}</span></button></li>'
     )
+
+
+def _state(job: Job) -> str:
+    return f"{STATE_MARKS[job.state]} {STATES[job.state]}".strip()
 
 
 def shown_file(path: Path, context: Context) -> Path | None:
@@ -241,7 +245,7 @@ def clip_html(job: Job | None, context: Context, code: str = "") -> str:
 
 def _player(job: Job, context: Context) -> str:
     if job.result is None:
-        return f'<p class="kt-no-clip">{escaped(STATE_MARKS[job.state])} {escaped(STATES[job.state])}</p>'
+        return f'<p class="kt-no-clip">{escaped(_state(job))}</p>'
     clip, poster = shown_file(job.result.output, context), shown_file(job.result.poster, context)
     if clip is None:
         there = job.result.output.is_file()
@@ -290,7 +294,7 @@ def _clip_buttons(job: Job, context: Context) -> list[str]:
     if job.state != "done":
         buttons.append(button("Retry", "retry", f"Queue job {job.id} anew", job=job.id))
     else:
-        buttons.append(button("Make again", "duplicate", "Queue the same clip once more", job=job.id))
+        buttons.append(button("Once more", "duplicate", "Queue the same clip once more", job=job.id))
     buttons.append(button("Another seed", "sibling", "Queue the same with another seed", job=job.id))
     if job.result is not None and (clip := shown_file(job.result.output, context)) is not None:
         buttons.append(

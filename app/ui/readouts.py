@@ -21,7 +21,7 @@ from app.request import AccelPreferences, GenerationRequest, parse_request
 from app.ui.context import QUICK, Context, told
 from app.ui.endpoints import add_endpoints
 from app.ui.live import data_uri
-from app.ui.readouts_view import MEANING, compared_html, panel_html, progress_words, results_html
+from app.ui.readouts_view import MEANING, compared_html, panel_html, progress_words, results_html, sides_html
 from app.ui.rows import HEARD, actions, read_data, script
 
 AUTOMATIC, SWITCHED = "Automatic", "As switched above"
@@ -58,6 +58,7 @@ class Readouts:
         compared = gr.HTML("", apply_default_css=False, elem_id="kt-compared")
         with gr.Column(visible=False) as pictures:
             frame = gr.Slider(1, 2, 1, step=1, label="Frame", elem_id="kt-frame")
+            sides = gr.HTML("", apply_default_css=False, elem_id="kt-sides")
             slider = gr.ImageSlider(show_label=False, interactive=False, elem_id="kt-slider", max_height=640)
         self.pair = pair = gr.State(0)
         shown = [panel, results, compared, pictures, frame, pair]
@@ -67,7 +68,7 @@ class Readouts:
         compare.click(told(self.side_by_side), [first, second, *self.context.form.components], shown, **HEARD)
         for changed in (pair.change, frame.release):
             # pictures inside the page itself: Gradio would put copies of its own into the folder of uploads
-            changed(self.look, [frame], [slider], postprocess=False, **QUICK)
+            changed(self.look, [frame], [sides, slider], postprocess=False, **QUICK)
         self.add_endpoints()
         return shown
 
@@ -111,11 +112,13 @@ class Readouts:
         service.measure(comparison_of(request, plans, (first, second)))
         return [panel_html(service.measuring()), *[gr.skip()] * 5]
 
-    def look(self, number: float) -> Any:
-        """That frame of both clips, as the slider's data."""
+    def look(self, number: float) -> list[Any]:
+        """That frame of both clips: whose is on which side, and the slider's data."""
         result = self.context.service.measuring().result or {}
         pair = frame_of(result.get("frames", ()), int(number))
-        return gr.skip() if pair is None else [{"url": data_uri(picture)} for picture in pair]
+        if pair is None:
+            return [gr.skip(), gr.skip()]
+        return [sides_html(result), [{"url": data_uri(picture)} for picture in pair]]
 
     def _compared(self, state: Measuring, pair: int) -> list[Any]:
         result = state.result or {}

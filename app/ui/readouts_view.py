@@ -83,6 +83,13 @@ def compared_html(result: Mapping[str, Any]) -> str:
     return f'{heading}{_clips(clips)}<p class="kt-said">{escaped(words.comparison(clips))}</p>'
 
 
+def sides_html(result: Mapping[str, Any]) -> str:
+    """Which plan's clip is on which side of the slider: the first of the two on its left."""
+    plans = [Clip.from_dict(clip).plan for clip in result["clips"]][:2]
+    told = (f"<span>{side}: {escaped(plan)}</span>" for side, plan in zip(("Left", "Right"), plans, strict=False))
+    return f'<p class="kt-sides">{"".join(told)}</p>'
+
+
 def _clips(clips: Sequence[Clip]) -> str:
     return _table(words.CLIP_COLUMNS, [words.clip_cells(clip) for clip in clips]) if clips else ""
 

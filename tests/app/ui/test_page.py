@@ -52,7 +52,7 @@ def test_labels_stay_on_one_line(width: int, new_tab: Callable[..., Tab]) -> Non
     tab.field("Guidance, later steps").wait_for(timeout=PATIENCE)
     labels = [one for one in tab.page.locator(".kt-request [data-testid=block-info]").all() if one.is_visible()]
     heights = {one.inner_text(): round((one.bounding_box() or {"height": 0})["height"]) for one in labels}
-    assert {"Model", "Guidance, later steps", "GPUs together"} <= heights.keys()
+    assert {"Model", "Guidance, later steps", "Shift"} <= heights.keys()
     assert len(set(heights.values())) == 1, heights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from app.errors import JobFailedError
 from app.paths import Home
-from app.queue.jobs import ENDED, JobError, JobResult
+from app.queue.jobs import ENDED, JobError, JobResult, JobState
 from app.queue.service import JobProgress
 from app.request import GenerationRequest
 from app.ui.accelerate_view import machine_html
@@ -94,6 +95,18 @@ def test_a_long_queue_is_cut_and_says_so(context: Context) -> None:
     page = Reader(queue_html(context.service.snapshot()))
     assert len(page.buttons("remove")) == MOST_SHOWN
     assert "and 7 more jobs behind them" in page.text
+
+
+@pytest.mark.parametrize(("state", "word"), [("cancelled", "cancelled"), ("failed", "✕ failed")])
+def test_what_was_not_made_says_so_without_a_stray_mark(context: Context, state: JobState, word: str) -> None:
+    desk = context.service
+    assert isinstance(desk, Desk)
+    (job,) = desk.submit([spec("one", context.home.outputs)])
+    desk.queue.take()
+    desk.queue.fail(job.id, state, JobError("Cancelled", "Stopped."))
+    (ended,) = desk.get([job.id])
+    assert Reader(clip_html(ended, context)).text.startswith(word)
+    assert re.search(rf"\d\d:\d\d · {word}$", history(context).text)
 
 
 def test_the_empty_states_teach(context: Context) -> None:

@@ -22,7 +22,7 @@ from app.ui.accelerate_view import table_html
 from app.ui.context import Context
 from app.ui.form import values_of
 from app.ui.readouts import AUTOMATIC, REFERENCE, SWITCHED, Readouts, bench_of, comparison_of, frame_of, plan_of
-from app.ui.readouts_view import compared_html, panel_html, results_html
+from app.ui.readouts_view import compared_html, panel_html, results_html, sides_html
 from tests.accel.measuring.planted import row
 from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served
@@ -178,6 +178,12 @@ def test_the_end_of_a_comparison_is_heard_twice_and_the_frame_looked_at_stays(de
     assert all("value" not in update for update in part.show("starter", 7)[2:])
 
 
+def test_the_slider_says_which_plan_is_on_which_side() -> None:
+    clips = [replace(clip, plan=plan).to_dict() for clip, plan in zip(CLIPS, (REFERENCE, "<mine>"), strict=False)]
+    sides = Reader(sides_html({"title": "a clip", "clips": clips})).text
+    assert sides.index(f"Left: {REFERENCE}") < sides.index("Right: <mine>")
+
+
 # -- in a browser --
 
 
@@ -218,6 +224,9 @@ def test_two_plans_of_the_forms_clip_stand_in_a_slider(tab: Tab, served: Served)
     pictures = tab.page.locator("#kt-slider img")
     pictures.first.wait_for(timeout=PATIENCE)
     assert pictures.count() == 2
+    left, right = (one.bounding_box()["x"] for one in tab.page.locator("#kt-sides span").all())
+    assert tab.page.locator("#kt-sides span").all_inner_texts() == ["Left: Plain PyTorch, fp32", "Right: Automatic"]
+    assert left < right
     sizes = tab.page.evaluate("() => [...document.querySelectorAll('#kt-slider img')].map((one) => one.naturalWidth)")
     assert sizes == [SMALL["width"]] * 2
     before = pictures.first.get_attribute("src")
