@@ -40,6 +40,9 @@ QUICK: dict[str, Any] = {**PRIVATE, "queue": False}
 """For events that answer at once: they do not wait behind others."""
 
 
+TO_FORM: dict[str, Any] = {"fn": None, "js": "() => window.kinetile.toForm()", **PRIVATE}
+"""What follows an event that filled the form and opened Create: its top is seen."""
+
 MOST_SERVED = 1000
 """Files outside the outputs folder that are served at once: each request is held against all of them."""
 

@@ -49,6 +49,13 @@ _SEED = f"""(mode, seed) => {{
 }}"""
 
 
+_SEED_TYPED = f"""(seed) => {{
+  const way = (mode) => document.querySelector(`.kt-seeds input[value=${{mode}}]`);
+  if (seed.trim() && way('{RANDOM}').checked) way('{FIXED}').click();
+}}"""
+"""A number that is typed or pasted is meant."""
+
+
 def build(context: Context, live: Live) -> TabParts:
     """The tab's components and events, inside the `gr.Tab` that is open. Sets the context's form and version."""
     with gr.Row(elem_classes=["kt-create"], equal_height=False):
@@ -218,6 +225,7 @@ def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, st
 
     gr.on([page.load, stage.change, together.change], offered, [together], [together], **QUICK)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_SEED, **PRIVATE)
+    parts["seed"].change(None, [parts["seed"]], None, js=_SEED_TYPED, **PRIVATE)  # `input` is not told of a paste
 
     parts["generate"].click(
         submit, fields, [parts[name] for name in ("notice", "mistakes", "queued")], js=_ASKED, **QUICK

@@ -20,7 +20,7 @@ from app.models.sources.cache import REPO
 from app.plain import to_data
 from app.queue.service import Service
 from app.request import GenerationRequest
-from app.ui.context import Context, TabParts
+from app.ui.context import TO_FORM, Context, TabParts
 from app.ui.endpoints import add_endpoints
 from app.ui.lines import Lines
 from app.ui.models_view import ABOUT, list_html, panel_html, progress_words
@@ -55,16 +55,16 @@ def build(context: Context) -> TabParts:
     form = context.form.components
     to_create = [*form, context.tabs]
 
-    def heard(event: Any, function: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        event(lines.at("other", function, outputs), inputs, [*outputs, *lines.components], **HEARD)
+    def heard(event: Any, function: Any, inputs: list[Any], outputs: list[Any]) -> Any:
+        return event(lines.at("other", function, outputs), inputs, [*outputs, *lines.components], **HEARD)
 
     context.version.change(tab.refresh, [seen], shown, trigger_mode="always_last", **HEARD)
     panel.apply(tab.show, None, shown, **HEARD)
     heard(panel.click, tab.act, [], shown)
     heard(listed.click, tab.act_in_list, [], shown)
-    heard(listed.apply, tab.use_listed, form, to_create)
+    heard(listed.apply, tab.use_listed, form, to_create).then(**TO_FORM)
     heard(fetch.click, tab.fetch_typed, [other], shown)
-    heard(use.click, tab.use, [other, *form], to_create)
+    heard(use.click, tab.use, [other, *form], to_create).then(**TO_FORM)
     tab.add_endpoints()
     return TabParts(on_load=[(tab.show, shown)])
 

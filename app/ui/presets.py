@@ -24,7 +24,7 @@ from app.presets.incoming import from_text, from_upload
 from app.presets.portability import here
 from app.request import GenerationRequest
 from app.ui import presets_endpoints
-from app.ui.context import Context, TabParts
+from app.ui.context import TO_FORM, Context, TabParts
 from app.ui.lines import Lines
 from app.ui.mistakes import in_words
 from app.ui.presets_view import Chosen, chosen_html, list_html
@@ -94,7 +94,7 @@ def build(context: Context) -> TabParts:
     taken(file.upload)
     saved = [title, notes, overwrite, notices, *context.form.components]
     then_compare(heard(save.click, "save", tab.save, saved, noted))
-    heard(detail.apply, "detail", tab.apply, [chosen], [*context.form.components, context.tabs])
+    heard(detail.apply, "detail", tab.apply, [chosen], [*context.form.components, context.tabs]).then(**TO_FORM)
     then_compare(heard(detail.click, "detail", tab.act, [chosen, notices], noted))
     heard(rename.click, "detail", tab.rename, [chosen, new_title, notices], noted)
     then_compare(heard(notice.undo, "list", tab.undo, [notices], noted))

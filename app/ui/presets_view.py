@@ -162,7 +162,7 @@ def _differences(chosen: Chosen) -> str:
 def _buttons(chosen: Chosen) -> list[str]:
     known: dict[str, Any] = {"kind": chosen.kind, "name": chosen.name}
     waits = chosen.here is None
-    label = "Use in Create" if not (chosen.here and chosen.here.differences) else "Use in Create, as said above"
+    label = "Use these settings" + (", as said above" if chosen.here and chosen.here.differences else "")
     buttons = [button(label, "apply", "", "strong", waits, event="apply", **known)]
     if chosen.kind == "import":
         buttons.append(button("Keep as a preset", "keep", "", **known))

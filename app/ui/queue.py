@@ -18,7 +18,7 @@ from app.queue.jobs import ENDED, Job, JobState, Removal
 from app.queue.service import UNDO_SECONDS, Service
 from app.ui import queue_endpoints
 from app.ui.carried import taken_over
-from app.ui.context import QUICK, Context, TabParts, plural, told
+from app.ui.context import QUICK, TO_FORM, Context, TabParts, plural, told
 from app.ui.queue_view import PAGE, View, clip_html, history_html, name_of, progress_of, queue_html
 from app.ui.rows import HEARD, actions, read_data, read_number, script, shortened
 from app.ui.undo import offer, said, undo_bar
@@ -63,7 +63,7 @@ def build(context: Context) -> TabParts:
     for listed in (queue, history, clip):
         listed.click(told(tab.act), [view], [*shown, notice], **HEARD)
     history.select(told(tab.choose), [view], shown, **HEARD)
-    clip.apply(told(tab.restore), None, [*context.form.components, context.tabs], **HEARD)
+    clip.apply(told(tab.restore), None, [*context.form.components, context.tabs], **HEARD).then(**TO_FORM)
     notice.undo(told(tab.undo), [view], [*shown, notice], **HEARD)
     queue_endpoints.add(context)
     return TabParts(on_load=[(tab.first, shown)])

@@ -4,6 +4,13 @@
     const box = event.target.closest('#kt-model input');
     if (box) requestAnimationFrame(() => box.select());
   });
+  // Settings that were taken over are seen, wherever the page was scrolled to; another tab has to be there first.
+  window.kinetile = Object.assign(window.kinetile || {}, {toForm() {
+    setTimeout(() => {
+      const form = document.querySelector('.kt-request');
+      if (form.getBoundingClientRect().top < 0) form.scrollIntoView({block: 'start'});
+    }, 100);
+  }});
   // The keyboard: Ctrl+Enter generates from anywhere, Esc cancels unless something open takes it.
   const onCreate = () => { const button = document.getElementById('kt-generate'); return button && button.offsetParent !== null ? button : null; };
   document.addEventListener('keydown', (event) => {

@@ -206,7 +206,11 @@ const actions = {
     if (answer.error) trouble(answer.error);
     poll();
   },
-  reuse() { if (state.clip) trigger('select', {job: state.clip.job}); },
+  reuse() {
+    if (!state.clip) return;
+    trigger('select', {job: state.clip.job});
+    window.kinetile.toForm();
+  },
   async share() {
     if (!state.clip) return;
     const answer = await server.share({job: state.clip.job}), field = element.querySelector('.ks-code textarea');

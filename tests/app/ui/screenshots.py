@@ -51,8 +51,8 @@ def picture_all(tab: Tab, folder: Path, ending: str) -> None:
     """Every tab of one browser; the form shows what the newest clip was made with."""
     tab.open()
     tab.page.wait_for_timeout(1500)
-    if tab.page.get_by_role("button", name="Reuse settings").is_enabled():
-        tab.page.get_by_role("button", name="Reuse settings").click()
+    if tab.page.get_by_role("button", name="Use these settings").is_enabled():
+        tab.page.get_by_role("button", name="Use these settings").click()
     for name, label in TABS.items():
         tab.show(label)
         if name in CHOSEN:

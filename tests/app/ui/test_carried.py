@@ -61,7 +61,7 @@ def test_a_clips_accelerators_are_told_and_can_be_given_up(tab: Tab, plain_clip:
     tab.expect_clip("made plainly")
     line = tab.page.locator("#kt-carried .kc-line")
     assert not line.is_visible()
-    tab.page.get_by_role("button", name="Reuse settings").click()
+    tab.page.get_by_role("button", name="Use these settings").click()
     line.get_by_text("not from your switches: decoding stock.").wait_for(timeout=PATIENCE)
     assert "{" not in line.inner_text()
     assert asked_of_newest(plain_clip, tab, "plainly again")["vae"] == "stock"

@@ -162,7 +162,7 @@ def test_the_largest_seed_reaches_the_clip_unrounded(tab: Tab, served: Served) -
     tab.expect_value("Seed number", "")  # nothing stands there that isn't used
     reuse = tab.page.locator(".kt-seeds label", has_text="Reuse")
     assert reuse.get_attribute("title") == f"Takes the seed of the clip that was shown last: {LARGEST_SEED}"
-    tab.page.get_by_role("button", name="Reuse settings").click()
+    tab.page.get_by_role("button", name="Use these settings").click()
     for label, value in {"Seed number": LARGEST_SEED, "Prompt": "the largest seed", "Steps": "2"}.items():
         tab.expect_value(label, value)
 
@@ -212,6 +212,25 @@ def test_a_long_prompt_of_several_lines_is_counted_and_makes_one_clip(tab: Tab, 
     assert read_metadata(found["jobs"][0]["output"])["asked"]["prompt"] == prompt
 
 
+def test_a_seed_that_is_typed_is_meant(tab: Tab) -> None:
+    assert tab.page.get_by_role("radio", name="Random").is_checked()
+    tab.fill(Seed_number="5")
+    expect(tab.page.get_by_role("radio", name="Fixed")).to_be_checked()
+    tab.expect_value("Seed number", "5").choose_seed("Random").expect_value("Seed number", "")
+
+
+def test_the_notice_of_clips_goes_with_them(tab: Tab, served: Served) -> None:
+    tab.fill(Prompt="many of them", Clips=3, **LONG).generate()
+    notice = tab.page.locator("#kt-notice")
+    notice.get_by_text("3 clips are in the queue.").wait_for()
+    client = served.client()
+    for job in (now := client.predict(api_name="/queue"))["waiting"]:
+        client.predict([job["id"]], api_name="/job_remove")
+    notice.get_by_text("1 clip is in the queue.").wait_for(timeout=PATIENCE)
+    client.predict(now["running"]["id"], api_name="/job_cancel")
+    expect(notice).to_be_empty(timeout=PATIENCE)
+
+
 def test_the_models_rules_act_while_typing(tab: Tab) -> None:
     tab.fill(Prompt="a red ball", Frames=27, Width=250)
     length = tab.page.locator("#kt-length")
@@ -237,7 +256,7 @@ def test_a_recent_clip_comes_back_by_keyboard(tab: Tab, served: Served) -> None:
 
 def test_the_share_code_makes_the_same_request(tab: Tab, served: Served) -> None:
     tab.fill(Prompt="to be shared", **SMALL).generate().expect_clip("to be shared")
-    tab.page.get_by_role("button", name="Share", exact=True).click()
+    tab.page.get_by_role("button", name="Share code", exact=True).click()
     field: Any = tab.page.locator(".ks-code textarea")
     tab.page.wait_for_function("() => document.querySelector('.ks-code textarea').value.startsWith('KT1-')")
     found = served.client().predict(field.input_value(), api_name="/preset_import_text")

@@ -44,6 +44,24 @@ def test_no_label_is_seen_through_the_bar_with_generate(phone: Tab) -> None:
     assert all(hidden for _, hidden in found), found
 
 
+def test_settings_that_are_used_again_are_seen(phone: Tab) -> None:
+    phone.fill(Prompt="seen again", Width=64, Height=64, Frames=5, Steps=1).generate().expect_clip("seen again")
+    form = phone.page.locator(".kt-request")
+    for tab, opened in (("Create", ""), ("Queue and history", "#kt-history .kt-card"), ("Presets", ".kt-preset")):
+        phone.show(tab)
+        if opened:
+            phone.page.locator(opened).first.click()
+        use = phone.page.locator("button:not([aria-disabled])", has_text="Use these settings").locator("visible=true")
+        use.wait_for(timeout=PATIENCE)
+        phone.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        use.click()
+        phone.page.wait_for_function("() => document.querySelector('.kt-request').offsetParent !== null")
+        phone.page.wait_for_function(
+            "() => Math.abs(document.querySelector('.kt-request').getBoundingClientRect().top) < 200"
+        )
+        assert form.is_visible()
+
+
 def test_the_stage_comes_into_view_when_generate_is_pressed(phone: Tab) -> None:
     phone.page.evaluate("scrollTo(0, 0)")
     bar = phone.page.locator(".kt-go").bounding_box()["y"]

@@ -13,7 +13,7 @@ from app.models import family_for
 from app.paths import Home
 from app.request import MAX_SEED, GenerationRequest
 from app.ui.context import Context
-from app.ui.create import _submit
+from app.ui.create import _still, _submit
 from app.ui.form import FIXED, NAMES, values_of
 from app.ui.mistakes import TITLES, as_value, before_queueing, look, sentence
 from tests.app.ui.desk import Desk
@@ -92,6 +92,18 @@ def test_what_is_wrong_is_not_queued_and_named_beside_the_button(context: Contex
     assert context.service.snapshot().waiting == ()
     assert sentence({"": "The disk is full.", "fps": "x"}) == "Nothing was queued; look at FPS. The disk is full."
     assert json.loads(as_value({})) == {"fields": {}, "asked": 0}
+
+
+def test_how_many_clips_are_in_the_queue_is_told_as_long_as_they_are(context: Context) -> None:
+    notice, _, jobs = _submit(context, tuple(form(count=3)))
+    assert "3 clips are in the queue." in notice
+    assert _still(context, jobs) == notice
+    context.service.remove([jobs[0]])
+    assert "2 clips are in the queue." in _still(context, jobs)
+    context.service.remove(jobs[1:])
+    assert not _still(context, jobs)
+    context.service.submit(context.specs(GenerationRequest(prompt="another")))
+    assert not _still(context, jobs)
 
 
 def test_a_form_that_is_right_has_no_mistakes(context: Context) -> None:
