@@ -14,7 +14,7 @@ from app.presets import NamedRequest, read_source
 from app.presets.files import preset_from
 from app.presets.share_code import MAX_CODE, decode_code, looks_like_code
 from app.request import request_from
-from app.strict_json import Document, parse
+from app.strict_json import Document, parse, short
 
 MAX_UPLOAD_BYTES = 512 * 1024 * 1024
 """Largest upload that is read: a clip of minutes; a preset is far smaller and has its own limit."""
@@ -57,8 +57,8 @@ def from_upload(path: Path, name: str = "") -> NamedRequest:
         raise type(error)(str(error).replace(str(path), known).replace(str(path.parent), "its folder")) from error
     if len(found) > 1:
         raise UsageError(
-            f"{known} is a batch of {len(found):,} requests, the page takes one at a time; "
-            f"run it with `python launch.py --headless {known}`."
+            f"{known} is a batch of {len(found):,} requests, the page takes one at a time; bring one of its lines as a "
+            "file of its own (on the command line: python launch.py --headless FILE)."
         )
     (one,) = found
     return _without_pictures(replace(one, name=Path(known).stem, origin=known, folder=None), known)
@@ -75,9 +75,11 @@ def _with_envelope(document: Document) -> Document:
 def _without_pictures(found: NamedRequest, what: str) -> NamedRequest:
     """`found` itself. Raises UsageError for a picture that did not come along: only a clip carries its own."""
     for name in _PICTURES:
-        if getattr(found.request, name) is not None and name not in found.pictures:
+        held = getattr(found.request, name)
+        if held is not None and name not in found.pictures:
             raise UsageError(
-                f"{what}, {name}: a picture lies beside its preset and can't come along; run the file with --headless."
+                f"{what}, {name}: a picture lies beside its preset and can't come along; take {short(held)} out of the "
+                "preset, and choose the picture on Create."
             )
     return found
 

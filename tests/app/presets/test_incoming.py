@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import video
-from app.errors import KinetileError, UsageError
+from app.errors import KinetileError, UsageError, on_page
 from app.presets import Preset, encode_code, save_preset
 from app.presets.incoming import from_text, from_upload
 from app.request import AccelPreferences, GenerationRequest, Lora
@@ -87,17 +87,19 @@ def test_a_picture_can_not_come_along(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     path = tmp_path / "p.json"
     path.write_text('{"kinetile": 1, "request": {"image": "a.png"}}')
-    with pytest.raises(UsageError, match="image: a picture lies beside its preset"):
+    with pytest.raises(UsageError, match="image: a picture lies beside its preset") as told:
         from_upload(path)
+    assert str(told.value).endswith('take "a.png" out of the preset, and choose the picture on Create.')
     with pytest.raises(UsageError, match="image: a picture lies beside its preset"):
         from_text(path.read_text())
 
 
-def test_a_batch_of_many_goes_to_the_command_line(tmp_path: Path) -> None:
+def test_a_batch_of_many_is_for_the_command_line_and_the_page_says_what_to_do_there(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    with pytest.raises(UsageError, match=r"many.jsonl is a batch of 2 requests.*--headless many.jsonl"):
+    with pytest.raises(UsageError, match=r"many.jsonl is a batch of 2 requests.*launch.py --headless FILE") as told:
         from_upload(path)
+    assert on_page(told.value).endswith("the page takes one at a time; bring one of its lines as a file of its own.")
 
 
 def test_what_is_gone_or_too_large_is_said(tmp_path: Path) -> None:
