@@ -10,8 +10,9 @@ from app.ui.context import bytes_text, escaped, sentences_html
 from app.ui.rows import button
 
 ABOUT = (
-    "Nothing is fetched before you press a button here, and nothing else asks another machine for anything. Models "
-    "come from Hugging Face into its usual cache, shared with other programs; a fetch that ends goes on where it was."
+    "Nothing is fetched before you press Fetch, here or on Create, and nothing else asks another machine for anything. "
+    "Models come from Hugging Face into its usual cache, shared with other programs; a fetch that ends goes on where "
+    "it was."
 )
 WORDS = {"here": "on this machine", "partly": "partly on this machine", "not here": "not on this machine"}
 

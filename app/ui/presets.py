@@ -77,9 +77,8 @@ def build(context: Context) -> TabParts:
     shown = [chosen, listed, detail, renaming, new_title]
     noted = [*shown, notices, notice]
 
-    def heard(event: Any, place: str, function: Any, inputs: list[Any], outputs: list[Any], **refused: Any) -> Any:
-        made = lines.at(place, function, outputs, refused.get("refused"))
-        return event(made, inputs, [*outputs, *lines.components], **HEARD)
+    def heard(event: Any, place: str, function: Any, inputs: list[Any], outputs: list[Any], refused: Any = None) -> Any:
+        return event(lines.at(place, function, outputs, refused), inputs, [*outputs, *lines.components], **HEARD)
 
     def then_compare(done: Any) -> None:
         done.success(tab.compare, [chosen], [chosen, detail], **HEARD)
