@@ -43,7 +43,7 @@ HAVE, USE, MISSING, COULD = (
     "What is missing, and what to do",
     "What you could turn on",
 )
-NOTHING = "Nothing."
+NOTHING = "Nothing that clips need; whatever is not installed is optional."
 
 TYPICAL = ModelTraits(
     "a model of Wan 2.1's kind (1.3 billion parameters, 832 x 480, 17 frames)",

@@ -45,11 +45,11 @@ def _dispatch(options: argparse.Namespace) -> int:
     if verb in ("--bench", "--verify"):
         return _bench(options)
     if isinstance(options.as_json, Path):
-        raise UsageError(f"--json {options.as_json}: a file goes with --bench or --verify; here --json has none.")
+        raise UsageError(f"--json {options.as_json}: only --bench and --verify write a file; leave its name out.")
     if others := _given(options, _FOR_BENCHES):
-        raise UsageError(f"{others} goes with --bench or --verify.")
+        raise UsageError(f"{others} works only with --bench or --verify: leave it out.")
     if flag := _given(options, _IGNORED_BY.get(verb, ())):
-        raise UsageError(f"{flag} goes with --headless, not with {verb}.")
+        raise UsageError(f"{flag} works only with --headless, not with {verb}: leave it out.")
     if options.resume and not options.headless and (flag := _given(options, _CHANGES)):
         raise UsageError(
             f"{flag} changes nothing of what is queued already, which --resume without a SOURCE goes on with: leave it "
@@ -89,7 +89,7 @@ def _page(options: argparse.Namespace) -> int:
     from app.ui.server import serve, settings_of
 
     if flag := _given(options, _FOR_BATCHES):
-        raise UsageError(f"{flag} goes with --headless: the page has its own place for that.")
+        raise UsageError(f"{flag} works only with --headless: add that, or leave {flag} out and set it on the page.")
     return serve(
         settings_of(
             home(options.home), options.port, options.open_browser, options.listen, options.auth, options.no_auth
@@ -116,9 +116,9 @@ def _bench(options: argparse.Namespace) -> int:
     from app.paths import home
 
     if flag := _given(options, _NOT_MEASURED):
-        raise UsageError(f"{flag} goes with --headless, not with --bench or --verify.")
+        raise UsageError(f"{flag} works only with --headless, not with --bench or --verify: leave it out.")
     if options.verify is not None and (flag := _given(options, ("model", "quick", "quality", "plot"))):
-        raise UsageError(f"{flag} goes with --bench, not with --verify.")
+        raise UsageError(f"{flag} works only with --bench, not with --verify: leave it out.")
     return run_bench(
         BenchSettings(
             home(options.home),

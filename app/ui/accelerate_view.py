@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from accel.doctor import NOTHING
 from accel.readouts import words
 from app.answers import Accelerator
 from app.errors import on_page
@@ -214,7 +215,7 @@ def machine_html(report: Mapping[str, Any] | None, problem: str = "", names: Seq
             continue
         items = "".join(
             f"<li{' class=kt-inner' if sentence.startswith(' ') else ''}>{escaped(sentence.strip())}</li>"
-            for sentence in sentences or ["Nothing."]
+            for sentence in sentences or [NOTHING]
         )
         opened = " open" if name in ABOVE else ""
         parts.append(

@@ -65,7 +65,7 @@ def build(context: Context, live: Live) -> TabParts:
             stage = _stage(context, live)
     context.version = stage
     store = gr.BrowserState(None, storage_key=STORE, secret=STORE)
-    _connect(context, live, parts, stage, store)
+    _connect(context, parts, stage, store)
     create_endpoints.add(context)
     brought.add_endpoints_for(context)
     return TabParts()
@@ -124,7 +124,7 @@ def _form(context: Context) -> dict[str, Any]:
             made["shift"] = gr.Number(defaults["shift"], label="Shift", step=0.5, min_width=100, elem_id="kt-shift")
         with gr.Row(elem_classes=["kt-fields"]):
             made["gpus"] = gr.Number(
-                defaults["gpus"], label="GPUs together", min_width=100, visible=False, elem_id="kt-gpus"
+                defaults["gpus"], label="GPUs together", min_width=100, elem_id="kt-gpus", elem_classes=["kt-gpus"]
             )
             made["guidance_2"] = gr.Number(
                 defaults["guidance_2"],
@@ -177,7 +177,7 @@ def _stage(context: Context, live: Live) -> Any:
     )
 
 
-def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, store: Any) -> None:
+def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) -> None:
     """What happens when something is changed or pressed."""
     fields = context.form.components
     changes = [field.change for field in fields]
@@ -218,12 +218,6 @@ def _connect(context: Context, live: Live, parts: dict[str, Any], stage: Any, st
     brings = [parts[name] for name in ("model", "image", "last_image", "loras")]
     gr.on([parts["model"].change, fetched], told(_possible), brings, by_model, **HEARD)
     parts["model_field"].connect()
-    together = parts["gpus"]
-
-    def offered(asked: object) -> Any:
-        return _gpus_offered(live, asked)
-
-    gr.on([page.load, stage.change, together.change], offered, [together], [together], **QUICK)
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_SEED, **PRIVATE)
     parts["seed"].change(None, [parts["seed"]], None, js=_SEED_TYPED, **PRIVATE)  # `input` is not told of a paste
 
@@ -288,11 +282,6 @@ def _possible(model: str, *brought_along: str) -> list[Any]:
         *brought.possible(family, *brought_along),
         gr.update(visible=is_shown(family.name)),
     ]
-
-
-def _gpus_offered(live: Live, asked: object) -> Any:
-    """GPUs together, where there are several to choose among, or where something else than one was brought along."""
-    return gr.update(visible=live.gpus > 1 or asked not in (None, 1))
 
 
 def _known(model: str) -> Family | None:

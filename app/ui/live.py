@@ -72,6 +72,7 @@ class Live:
                 "revision": revision,
                 "waiting": len(snapshot.waiting),
                 "machine": self.machine,
+                "gpus": self.gpus,
                 "running": None if snapshot.running is None else _running(snapshot.running, snapshot.progress),
             }
             if snapshot.running is not None:
@@ -131,9 +132,7 @@ class Live:
         except (KinetileError, AccelError):
             return  # the Accelerate tab says why
         found = told.get("machine", {})
-        with self._lock:
-            self.machine, self.gpus = machine_line(found), gpus_alike(found)
-            self._count += 1  # what a tab offers goes by it
+        self.machine, self.gpus = machine_line(found), gpus_alike(found)
 
 
 def gpus_alike(machine: dict[str, Any]) -> int:

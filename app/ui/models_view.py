@@ -11,8 +11,8 @@ from app.ui.rows import button
 
 ABOUT = (
     "Nothing is fetched before you press Fetch, here or on Create, and nothing else asks another machine for anything. "
-    "Models come from Hugging Face into its usual cache, shared with other programs; a fetch that ends goes on where "
-    "it was."
+    "Models come from Hugging Face into its usual cache, shared with other programs. A fetch that stops half-way goes "
+    "on from there when you press its button again."
 )
 WORDS = {"here": "on this machine", "partly": "partly on this machine", "not here": "not on this machine"}
 

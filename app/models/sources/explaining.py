@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import re
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from app.errors import CannotRunError
 from app.models.sources.choosing import INDEX
+
+_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] *")
 
 
 def explained(error: BaseException, repo: str, cache: Path) -> CannotRunError:
@@ -44,9 +49,10 @@ def explained(error: BaseException, repo: str, cache: Path) -> CannotRunError:
             return CannotRunError(f"{cache} can't be written ({_first(one)}): set HF_HOME to another folder.")
     names = {type(one).__name__ for one in chain}
     if names & {"ConnectError", "ConnectTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL"}:
+        host = urlsplit(where).netloc or where
         return CannotRunError(
-            f"{where} can't be reached ({_first(chain[-1])}): check this machine's network, its proxy, and HF_ENDPOINT "
-            "if you set it."
+            f"There is no connection to {host} ({_unreached(chain)}): check this machine's network, its proxy, and "
+            "HF_ENDPOINT if you set it."
         )
     if names & {"ReadTimeout", "ReadError", "RemoteProtocolError", "WriteError", "PoolTimeout", "TimeoutException"}:
         return CannotRunError(
@@ -70,8 +76,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen = seen.__cause__ or seen.__context__
 
 
+def _unreached(chain: Sequence[BaseException]) -> str:
+    """Why there is no connection, without the system's numbers."""
+    if any(isinstance(one, socket.gaierror) for one in chain):
+        return "no machine of that name was found"
+    return _first(chain[-1])
+
+
 def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = _NUMBER.sub("", str(error)).strip().splitlines()
     return (lines[0].rstrip(".:")[:200] if lines else "") or type(error).__name__
 
 

@@ -125,6 +125,14 @@ function tellProgress(running, waiting) {
   if (tab) { const count = waiting + (running ? 1 : 0); if (count) tab.dataset.count = count; else delete tab.dataset.count; }
 }
 
+// GPUs together: offered where there are several, or where another number was brought along.
+function offerGpus(count) {
+  const field = document.querySelector('.kt-gpus');
+  if (!field) return;
+  const asked = (field.querySelector('input') || {value: ''}).value;
+  field.classList.toggle('kt-offered', count > 1 || !['', '1'].includes(asked));
+}
+
 function take(news) {
   if (news.error) { noAnswer(news.error); return; }
   const before = state.running;
@@ -146,6 +154,7 @@ function take(news) {
   }
   const machine = document.getElementById('kt-header-machine');
   if (machine && news.machine) text(machine, news.machine);
+  offerGpus(news.gpus);
   tellProgress(news.running, news.waiting);
   markChosen();
   nameSeed();

@@ -54,6 +54,15 @@ class Tab:
         self.page.get_by_role("tab", name=tab).click()
         return self
 
+    def bring(self, code: str) -> Tab:
+        """Paste a share code and take over what it asks for."""
+        self.show("Presets").page.get_by_role("button", name="Paste a share code").click()
+        self.page.get_by_label("Share code or text of a preset").fill(code)
+        self.page.get_by_role("button", name="Read it").click()
+        self.page.get_by_text("it is not kept yet").wait_for()
+        self.page.locator('#kt-preset button[data-do="apply"]:not([aria-disabled])').click()
+        return self
+
     def generate(self) -> Tab:
         """Press Generate."""
         self.page.locator("#kt-generate").click()

@@ -217,9 +217,13 @@ def test_a_listed_file_that_is_not_there_is_named(here: Hub) -> None:
         fetch(here.repo)
 
 
-def test_no_hub_at_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(CannotRunError, match=r"http://127.0.0.1:9 can't be reached .* and HF_ENDPOINT"):
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("127.0.0.1:9", "Connection refused"), ("no-such-host.invalid", "no machine of that name was found")],
+)
+def test_no_hub_at_all(hub: Hub, monkeypatch: pytest.MonkeyPatch, host: str, why: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{host}")
+    with pytest.raises(CannotRunError, match=rf"^There is no connection to {host} \({why}\): .* and HF_ENDPOINT"):
         fetch_repo(hub.repo)
 
 
