@@ -23,7 +23,7 @@ from app.ui.accelerate_view import BELOW, CHOICES, GROUPS, machine_html, table_h
 from app.ui.context import Context, TabParts, sentences_html, told
 from app.ui.endpoints import add_endpoints
 from app.ui.readouts import Readouts
-from app.ui.rows import HEARD, actions, read_data
+from app.ui.rows import HEARD, actions, read_data, script
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def build(context: Context) -> TabParts:
         model = gr.Dropdown(models, value=models[0][1], label="For the model")
     machine = gr.HTML(machine_html(None), apply_default_css=False, elem_id="kt-machine")
     problem = gr.HTML("", apply_default_css=False, elem_id="kt-accel-problem")
-    table = actions('<p class="kt-quiet">Looking at this machine …</p>', elem_id="kt-accelerators")
+    looking = '<p class="kt-quiet">Looking at this machine …</p>'
+    table = actions(looking, script("details.js"), elem_id="kt-accelerators")
     gr.HTML(
         '<p class="kt-quiet">Switches are kept and act on the next clip; what you switch off again returns to '
         "automatic. Automatic chooses the fastest exact backend that this machine has proved; approximate ones are "

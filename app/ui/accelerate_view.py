@@ -159,7 +159,9 @@ def _row(row: Accelerator, title: str) -> str:
         f'<tr class="kt-look-{state.look}"><th scope="row"><span class="kt-name">{escaped(row.title)}</span> '
         f"<code>{escaped(row.name)}</code></th>"
         f'<td class="kt-state-cell"><span><span class="kt-mark" aria-hidden="true">{MARKS[state.look]}</span>'
-        f"<span>{escaped(state.words)}</span></span></td>"
+        f"<span>{escaped(state.words)}</span></span> "
+        f'<button type="button" class="kt-details" data-row="{escaped(row.setting)} {escaped(row.name)}" '
+        f'aria-expanded="false" aria-label="Details of {escaped(row.title)}">Details</button></td>'
         f'<td class="kt-why">{escaped(reasons)}</td>'
         f"{_measured(row)}"
         f'<td class="kt-count{"" if row.calls else " kt-none"}">{escaped(counts_of(row))}</td>'

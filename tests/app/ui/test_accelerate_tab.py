@@ -279,3 +279,26 @@ def test_gpus_that_are_not_here_are_told_above_the_table(tab: Tab) -> None:
     switch(tab, "vae", "").wait_for(timeout=PATIENCE)
     tab.show("Create").fill(GPUs_together=1).show("Accelerate")
     problem.wait_for(state="detached", timeout=PATIENCE)
+
+
+def test_a_phone_shows_verdicts_and_switches_and_folds_the_rest_away(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.show("Accelerate")
+    row = tab.page.locator("tr", has=tab.page.locator('button[data-setting="vae"][data-name="stock"]'))
+    why = row.locator(".kt-why")
+    switch(tab, "vae", "stock").wait_for(timeout=PATIENCE)
+    assert row.locator(".kt-state-cell").is_visible()
+    assert why.is_hidden()
+    row.get_by_role("button", name="Details of").click()
+    why.wait_for()
+    assert row.get_by_role("button", name="Details of").get_attribute("aria-expanded") == "true"
+    tab.page.set_viewport_size({"width": 1280, "height": 900})
+    assert row.locator(".kt-details").is_hidden()
+    assert all(one.is_visible() for one in tab.page.locator("#kt-accelerators .kt-why").all())
+
+
+def test_the_focus_ring_of_a_tab_is_whole(tab: Tab) -> None:
+    tab.show("Create").page.keyboard.press("ArrowRight")
+    ring = "node => [getComputedStyle(node).outlineStyle, parseFloat(getComputedStyle(node).outlineOffset)]"
+    style, offset = tab.page.locator("#kt-tabs [role=tab]:focus").evaluate(ring)
+    assert (style, offset <= -2) == ("solid", True), "the row of tabs cuts off what stands out"
