@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from app.engine import Engine, kept
@@ -21,7 +18,7 @@ from app.models import cogvideox, hunyuan, ltx, mochi, sana, skyreels, wan
 from app.models.base import Family
 from app.paths import Home
 from app.progress import Progress
-from app.request import GenerationRequest
+from tests.app.engine.keeping import counted, denoising, failing, files, kept_of
 from tests.app.engines import PLAIN, REQUEST, force_accelerated, pipeline_of
 from tests.app.models.families import as_folder, picture, request_for
 
@@ -60,52 +57,6 @@ def home(tmp_path: Path) -> Home:
 def engine(tiny_family: Family, home: Home) -> Iterator[Engine]:
     with Engine(home) as made:
         yield made
-
-
-@contextmanager
-def failing(engine: Engine, error: Exception) -> Iterator[None]:
-    """While entered, nothing can be decoded. The engine has a model in memory."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    with pytest.MonkeyPatch.context() as spoiled:
-        spoiled.setattr(type(pipeline_of(engine).vae), "decode", fail)
-        yield
-
-
-@contextmanager
-def denoising(engine: Engine) -> Iterator[list[int]]:
-    """While entered, the calls of the denoiser are listed. The engine has a model in memory."""
-    calls: list[int] = []
-    kind = type(pipeline_of(engine).transformer)
-    forward = kind.forward
-
-    def counted(self: Any, *arguments: Any, **named: Any) -> Any:
-        calls.append(1)
-        return forward(self, *arguments, **named)
-
-    with pytest.MonkeyPatch.context() as watched:
-        watched.setattr(kind, "forward", counted)
-        yield calls
-
-
-def kept_of(engine: Engine, request: GenerationRequest) -> Path:
-    """The file that a try leaves which fails while decoding."""
-    with failing(engine, ValueError("no")), pytest.raises(JobFailedError, match=r"no\. Its latents are kept: try the"):
-        engine.generate(request, keeps=True)
-    (path,) = files(engine)
-    return path
-
-
-def files(engine: Engine) -> list[Path]:
-    assert engine._home is not None
-    return sorted(engine._home.latents.iterdir())
-
-
-def counted(report: dict[str, Any]) -> dict[str, Any]:
-    """What a report says of calls, without the seconds that something took."""
-    return {kind: report[kind] for kind in ("attention", "linear", "vae", "blocks", "cache")}
 
 
 # -- the same clip ----------------------------------------------------------------------------------------------------
@@ -320,122 +271,3 @@ def test_latents_of_a_clip_that_became_no_picture_are_dropped(engine: Engine, mo
         assert clips[-1].latents is None
         assert files(engine) == []
     assert np.array_equal(clips[0].frames, clips[1].frames), "whether the first went on or not"
-
-
-# -- the file ---------------------------------------------------------------------------------------------------------
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def _other_shape(path: Path) -> None:
-    _rewrite(path, lambda latents: latents[:, :, :1])
-
-
-def _other_dtype(path: Path) -> None:
-    _rewrite(path, lambda latents: latents.double())
-
-
-def _rewrite(path: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    with safe_open(path, "pt") as file:
-        facts, latents = file.metadata(), file.get_tensor("latents").clone()
-    save_file({"latents": change(latents).contiguous()}, path, facts)
-
-
-def _as_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _rename(path: Path) -> None:
-    with safe_open(path, "pt") as file:
-        facts = file.metadata()
-    save_file({"others": torch.zeros(1)}, path, facts)
-
-
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "empty": lambda path: path.write_bytes(b""),
-    "cut": _cut,
-    "text": lambda path: path.write_text("no tensors"),
-    "no facts": lambda path: save_file({"latents": torch.zeros(1)}, path),
-    "another's": lambda path: save_file({"latents": torch.zeros(1)}, path, {"key": "another", "report": "{}"}),
-    "no latents": _rename,
-    "a folder": _as_folder,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_is_not_whole_is_none(engine: Engine, damage: str) -> None:
-    """Case 52: the clip is made anew."""
-    plain = engine.generate(REQUEST).frames
-    DAMAGES[damage](kept_of(engine, REQUEST))
-    clip = engine.generate(REQUEST, keeps=True)
-    assert "resumed" not in clip.report
-    assert np.array_equal(clip.frames, plain)
-
-
-@pytest.mark.parametrize("damage", [_other_shape, _other_dtype])
-def test_latents_of_another_form_fail_once_and_go(engine: Engine, damage: Callable[[Path], None]) -> None:
-    """Case 52: nothing of another form is decoded."""
-    plain = engine.generate(REQUEST).frames
-    damage(kept_of(engine, REQUEST))
-    with pytest.raises(JobFailedError, match=r"not its own: make it anew\.$"):
-        engine.generate(REQUEST, keeps=True)
-    assert files(engine) == []
-    assert np.array_equal(engine.generate(REQUEST, keeps=True).frames, plain)
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), SafetensorError("No space left"), MemoryError()]
-)
-def test_a_clip_whose_latents_can_not_be_kept_is_made_all_the_same(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """Case 52: the disk is full, say; no half-written file stays, and nothing is promised."""
-    plain = engine.generate(REQUEST).frames
-
-    def half(tensors: Any, path: Path, facts: Any) -> None:
-        path.write_bytes(b"half")
-        raise error
-
-    monkeypatch.setattr("safetensors.torch.save_file", half)
-    assert np.array_equal(engine.generate(REQUEST, keeps=True).frames, plain)
-    assert files(engine) == []
-    with failing(engine, MemoryError()), pytest.raises(JobFailedError) as caught:
-        engine.generate(REQUEST, keeps=True)
-    assert "kept" not in str(caught.value)
-
-
-def test_a_data_folder_that_can_not_be_written_keeps_none(engine: Engine, home: Home) -> None:
-    """Case 52: an engine can do without."""
-    plain = engine.generate(REQUEST).frames
-    (home.root / "latents").write_text("no folder")
-    clip = engine.generate(REQUEST, keeps=True)
-    assert clip.latents is None
-    assert np.array_equal(clip.frames, plain)
-
-
-def test_they_are_bounded_in_number_and_size(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 52: the oldest go, drafts of killed processes among them; the newest stays whatever the clock says."""
-    engine.generate(REQUEST)
-    folder = engine._home.latents if engine._home else Path()
-    for number in range(kept.FILES + 3):
-        old = folder / f"{number}.safetensors{'.7.partial' if number == 0 else ''}"
-        old.write_bytes(b"x" * 1000)
-        os.utime(old, (2e9 + number, 2e9 + number))  # a clock that was set ahead
-    with suppress(JobFailedError), failing(engine, MemoryError()):
-        engine.generate(REQUEST, keeps=True)
-    there = files(engine)
-    assert len(there) == kept.FILES
-    (own,) = [path for path in there if len(path.stem) == 32]
-    assert {path.name for path in there} - {own.name} == {f"{n}.safetensors" for n in range(4, kept.FILES + 3)}
-    monkeypatch.setattr(kept, "BYTES", own.stat().st_size + 2500)
-    engine.generate(REQUEST.model_copy(update={"seed": 9}))
-    own.unlink()
-    with suppress(JobFailedError), failing(engine, MemoryError()):
-        engine.generate(REQUEST, keeps=True)
-    assert {path.name for path in files(engine)} == {own.name, "9.safetensors", "10.safetensors"}
-    monkeypatch.setattr(kept, "BYTES", 100)
-    engine.generate(REQUEST.model_copy(update={"seed": 9}), keeps=True)
-    assert len(files(engine)) == 3, "one that is larger than all that may lie there is not written"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from app.paths import Home
 from app.queue.handing_over import RemoteService
+from app.queue.jobs import JobQueue
 from app.queue.owner import LocalService
 from app.queue.service import Service, open_service
 from tests.app.services import QUICK
@@ -31,3 +33,10 @@ def service(request: pytest.FixtureRequest, owner: LocalService, home: Home) -> 
     client = open_service(home)
     assert isinstance(client, RemoteService)
     return client
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[JobQueue]:
+    made = JobQueue(tmp_path / "jobs.sqlite3")
+    yield made
+    made.close()

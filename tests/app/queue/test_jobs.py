@@ -1,50 +1,22 @@
-"""The queue: order, states, undo, history, resume keys; against a plain model of it, from threads, and killed."""
+"""The queue: order and states; against a plain model of it, from threads, and killed."""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import DatabaseError, UsageError
-from app.estimate import Measured
-from app.queue.jobs import ENDED, Job, JobError, JobQueue, JobResult, JobState, Removal
+from app.errors import UsageError
+from app.queue.jobs import ENDED, JobError, JobQueue, JobState, Removal
 from app.worker.supervisor import ROOT
+from tests.app.queue.filled import RESULT, ids
 from tests.app.services import spec
-
-RESULT = JobResult(Path("/x/a.mp4"), Path("/x/a.png"), {"stages": []}, {"threads": 2}, {"total": 1.5}, ("a note",))
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[JobQueue]:
-    made = JobQueue(tmp_path / "jobs.sqlite3")
-    yield made
-    made.close()
-
-
-def ids(jobs: tuple[Job, ...]) -> list[int]:
-    return [job.id for job in jobs]
-
-
-def finished(queue: JobQueue, count: int = 1, prompt: str = "a red ball", **more: str) -> list[int]:
-    made = ids(queue.submit([spec(Path("/x"), f"{prompt} {i}", seed=i, **more) for i in range(count)]))
-    for _ in made:
-        job = queue.take()
-        assert job is not None
-        queue.finish(job.id, RESULT)
-    return made
-
 
 # -- order and states -------------------------------------------------------------------------------------------------
 
@@ -145,86 +117,6 @@ def test_cancelling_what_is_queued(queue: JobQueue) -> None:
     assert ids(over) == [second], "the running one is the dispatcher's business"
     assert over[0].state == "cancelled"
     assert queue.history().total == 1
-
-
-# -- removing and history ---------------------------------------------------------------------------------------------
-
-
-def test_a_removal_can_be_undone_until_it_is_purged(queue: JobQueue) -> None:
-    (done,) = finished(queue)
-    first, second = ids(queue.submit([spec(Path("/x")), spec(Path("/x"))]))
-    removal = queue.remove([first, done])
-    assert ids(queue.waiting()) == [second]
-    assert queue.history().total == 0
-    assert queue.get([first])[0].removed
-    queue.undo(removal)
-    assert ids(queue.waiting()) == [first, second]
-    assert queue.history().total == 1
-    with pytest.raises(UsageError, match="too late"):
-        queue.undo(removal)
-    removal = queue.remove([done])
-    assert queue.purge(time.time() - 60) == ()
-    assert ids(queue.purge(time.time() + 1)) == [done]
-    with pytest.raises(UsageError, match="too late"):
-        queue.undo(removal)
-
-
-def test_history_is_searched_by_words_in_any_case_and_paged(queue: JobQueue) -> None:
-    finished(queue, 3, "A Red BALL")
-    finished(queue, 2, "Ein großes Haus 100%_")
-    assert queue.history().total == 5
-    assert queue.history("red ball").total == 3
-    assert queue.history("ball  RED").total == 3
-    assert queue.history("GROSSES").total == 2, "ß is ss where case does not count"
-    assert queue.history("100%_").total == 2, "no wildcards"
-    assert queue.history("red haus").total == 0
-    newest = queue.history(limit=2)
-    older = queue.history(offset=2, limit=2)
-    assert ids(newest.jobs) == [5, 4]
-    assert ids(older.jobs) == [3, 2]
-    assert newest.total == 5
-    failed: tuple[JobState, ...] = ("failed",)
-    assert queue.history(states=failed).total == 0
-
-
-def test_ten_thousand_clips_stay_quick_to_page(queue: JobQueue) -> None:
-    (first,) = finished(queue)
-    with queue._writing() as base:
-        columns = "state, held, place, batch, key, words, spec, result, submitted, started, ended, turn"
-        base.executemany(
-            f"INSERT INTO jobs (uid, {columns}) SELECT ?, {columns} FROM jobs WHERE id = ?",
-            [(f"uid{i}", first) for i in range(10_000)],
-        )
-    begun = time.process_time()
-    assert queue.history("red", offset=9_000, limit=50).total == 10_001
-    print(f"one page of 10,001 clips, searched: {time.process_time() - begun:.4f} s of CPU")
-    plan = queue._base.execute(
-        "EXPLAIN QUERY PLAN SELECT id FROM jobs WHERE ended IS NOT NULL AND deleted IS NULL ORDER BY turn DESC"
-    ).fetchall()
-    assert any("jobs_turn" in str(row) for row in plan), plan
-    assert not any("TEMP B-TREE" in str(row) for row in plan), plan
-
-
-def test_known_prefers_what_is_done(queue: JobQueue) -> None:
-    finished(queue, 1, key="k:0/1")
-    queue.submit([spec(Path("/x"), key="k:0/1"), spec(Path("/x"), key="k:1/2"), spec(Path("/x"))])
-    found = queue.known(["k:0/1", "k:1/2", "", "k:9/9"])
-    assert {key: job.state for key, job in found.items()} == {"k:0/1": "done", "k:1/2": "queued"}
-
-
-def test_facts_and_measurements_are_kept(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert queue.fact("x") is None
-    queue.set_fact("x", {"a": [1, None]})
-    queue.set_fact("x", {"a": [2]})
-    assert queue.fact("x") == {"a": [2]}
-    one = Measured("starter", "e", 64, 64, 5, 2, 4, {"denoise": 1.5}, 1000)
-    queue.measure(one)
-    assert queue.measured("starter") == (one,)
-    assert queue.measured("other") == ()
-    monkeypatch.setattr("app.queue.jobs.MEASURED_KEPT", 6)
-    for _ in range(9):
-        queue.measure(one)
-    assert len(queue.measured("starter")) == 6
 
 
 # -- against a model, threads, kill -9 --------------------------------------------------------------------------------
@@ -343,70 +235,3 @@ def test_kill_minus_nine_while_writing_loses_nothing_that_was_told(tmp_path: Pat
     assert set(told) <= set(kept)
     assert len(kept) <= len(told) + 1
     queue.close()
-
-
-def test_a_row_that_can_not_be_read_holds_up_nobody(queue: JobQueue, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = ids(queue.submit([spec(Path("/x")), spec(Path("/x"))]))
-    with queue._writing() as base:
-        base.execute('UPDATE jobs SET spec = \'{"from": "the future"}\' WHERE id = ?', (first,))
-    taken = queue.take()
-    assert taken is not None
-    assert taken.id == second
-    assert "passed over" in caplog.text
-
-
-def test_the_database_refuses_an_unknown_state(queue: JobQueue) -> None:
-    queue.submit([spec(Path("/x"))])
-    with pytest.raises(DatabaseError), queue._writing() as base:
-        base.execute("UPDATE jobs SET state = 'nonsense'")
-    assert len(queue.waiting()) == 1
-
-
-ROWS = st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5) | st.just("[" * 100_000)
-
-
-@settings(deadline=None)
-@given(
-    st.sampled_from(["uid", "spec", "held", "place", "submitted", "started", "ended", "result", "error", "batch"]), ROWS
-)
-@example("spec", b"\xff")
-@example("started", "yesterday")
-def test_whatever_stands_in_a_row_the_others_are_made(column: str, value: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(JobQueue(Path(folder) / "q.sqlite3")) as queue:
-        odd, fine = ids(queue.submit([spec(Path("/x"), "odd", seed=1), spec(Path("/x"), "fine", seed=2)]))
-        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError, OverflowError):  # what SQLite itself refuses
-            cast = "CAST(? AS TEXT)" if isinstance(value, bytes) else "?"
-            queue._base.execute(f"UPDATE jobs SET {column} = {cast} WHERE id = ?", (value, odd))
-        found = queue.waiting()
-        assert fine in ids(found)
-        assert all(isinstance(job.submitted, float) for job in found)
-        assert queue.history().jobs == ()
-        queue.remove([fine])
-
-
-def test_notes_that_can_not_be_read_are_none(queue: JobQueue) -> None:
-    queue.set_fact("preferences", {"vae": "stock"})
-    queue._base.execute("UPDATE facts SET value = '{'")
-    assert queue.fact("preferences") is None
-    queue.measure(Measured("starter", "e", 64, 64, 5, 2, 4, {"total": 1.0}))
-    queue.measure(Measured("starter", "e", 64, 64, 5, 3, 6, {"total": 2.0}))
-    queue._base.execute("UPDATE measured SET timings = '{', memory = 'x' WHERE steps = 2")
-    assert [one.steps for one in queue.measured("starter")] == [3]
-    queue._base.execute("UPDATE measured SET width = 'x', timings = '{}' WHERE steps = 3")
-    assert queue.measured("starter") == ()
-
-
-@pytest.mark.parametrize("number", [2**63, -(2**70), 10**400])
-def test_a_number_that_no_job_can_have_is_refused(queue: JobQueue, number: int) -> None:
-    queue.submit([spec(Path("/x"), "a", seed=1)])
-    for ask in (
-        lambda: queue.get([number]),
-        lambda: queue.move(1, number),
-        lambda: queue.history(offset=number),
-        lambda: queue.hold([number]),
-    ):
-        with contextlib.suppress(UsageError):
-            ask()
-    assert len(queue.waiting()) == 1
-    with pytest.raises(UsageError, match="larger than any in the queue"):
-        queue.get([number])
