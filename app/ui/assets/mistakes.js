@@ -3,10 +3,19 @@
 const id = (name) => 'kt-' + name.replaceAll('_', '-');
 const control = (name) => document.querySelector(
   ['input:not([type=file])', 'textarea', 'select:not([hidden])', 'button'].map((tag) => `#${id(name)} ${tag}`).join(', '));
-let told = {}, asked = 0;
+let told = {}, asked = 0, missing = null;
 
 function held() {
   try { return JSON.parse(props.value || '{}'); } catch (error) { return {}; }
+}
+
+// That the model is not here is told when Generate was pressed, and then, whatever else is typed, until another one is
+// chosen or it is being fetched.
+function withMissing(now) {
+  const box = control('model'), fields = now.fields || {};
+  if (now.asked) missing = fields.model ? {choice: box.value, model: fields.model} : null;
+  else if (!document.querySelector('#kt-model-here .kt-not-here') || (missing && missing.choice !== box.value)) missing = null;
+  return missing && !fields.model ? {model: missing.model, ...fields} : fields;
 }
 
 function mark() {
@@ -29,7 +38,7 @@ function mark() {
 
 function draw() {
   const now = held();
-  told = now.fields || {};
+  told = withMissing(now);
   for (const place of document.querySelectorAll('.kt-why')) {
     const names = place.dataset.for.split(' ').filter((name) => told[name]);
     if (place.dataset.said === JSON.stringify(names.map((name) => told[name]))) continue;

@@ -151,5 +151,9 @@ def test_generate_without_the_model_says_so_first_and_leads_to_its_button(tab: T
     tab.generate()
     tab.page.get_by_text("Nothing was queued; look at Model and First picture.").wait_for()
     assert line.get_by_role("button", name="Fetch").evaluate("node => node === document.activeElement")
+    tab.fill(Steps="0")
+    tab.page.locator("#kt-why-steps").wait_for()
+    assert tab.field("Model").get_attribute("aria-invalid") == "true", "what is typed later hides it"
     choose(tab, "starter")
+    tab.page.wait_for_function("() => !document.querySelector('#kt-why-model')")
     line.wait_for(state="hidden")  # it takes no room
