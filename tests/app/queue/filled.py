@@ -1,4 +1,4 @@
-"""Jobs for the tests of the queue: their ids, and such as are done."""
+"""Jobs for the tests of the queue: such as wait, and such as are done."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ RESULT = JobResult(Path("/x/a.mp4"), Path("/x/a.png"), {"stages": []}, {"threads
 
 def ids(jobs: tuple[Job, ...]) -> list[int]:
     return [job.id for job in jobs]
+
+
+def queued(queue: JobQueue, count: int = 1, **more: str) -> list[int]:
+    """The ids of jobs that were just submitted, with seeds from 0."""
+    return ids(queue.submit([spec(Path("/x"), seed=i, **more) for i in range(count)]))
 
 
 def finished(queue: JobQueue, count: int = 1, prompt: str = "a red ball", **more: str) -> list[int]:

@@ -10,13 +10,13 @@ import pytest
 from app.errors import UsageError
 from app.estimate import Measured
 from app.queue.jobs import JobQueue, JobState
-from tests.app.queue.filled import finished, ids
+from tests.app.queue.filled import finished, ids, queued
 from tests.app.services import spec
 
 
 def test_a_removal_can_be_undone_until_it_is_purged(queue: JobQueue) -> None:
     (done,) = finished(queue)
-    first, second = ids(queue.submit([spec(Path("/x")), spec(Path("/x"))]))
+    first, second = queued(queue, 2)
     removal = queue.remove([first, done])
     assert ids(queue.waiting()) == [second]
     assert queue.history().total == 0

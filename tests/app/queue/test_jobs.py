@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.errors import UsageError
 from app.queue.jobs import ENDED, JobError, JobQueue, JobState, Removal
 from app.worker.supervisor import ROOT
-from tests.app.queue.filled import RESULT, ids
+from tests.app.queue.filled import RESULT, ids, queued
 from tests.app.services import spec
 
 # -- order and states -------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ def test_a_job_comes_back_as_it_was_submitted(queue: JobQueue, tmp_path: Path) -
 
 
 def test_the_first_in_is_the_first_out_unless_moved(queue: JobQueue) -> None:
-    first, second, third = ids(queue.submit([spec(Path("/x"), seed=i) for i in range(3)]))
+    first, second, third = queued(queue, 3)
     queue.move(third, 0)
     assert ids(queue.waiting()) == [third, first, second]
     queue.move(third, 99)
@@ -38,7 +38,7 @@ def test_the_first_in_is_the_first_out_unless_moved(queue: JobQueue) -> None:
     assert taken is not None
     assert (taken.id, taken.state) == (first, "running")
     assert taken.started is not None
-    (fourth,) = ids(queue.submit([spec(Path("/x"), seed=9)]))
+    (fourth,) = queued(queue)
     assert ids(queue.waiting()) == [second, third, fourth]
 
 
@@ -48,7 +48,7 @@ def test_each_end_is_final(queue: JobQueue) -> None:
         ("cancelled", JobError("Stopped.", "Cancelled")),
         ("crashed", JobError("Gone.")),
     ]
-    queue.submit([spec(Path("/x"), seed=i) for i in range(4)])
+    queued(queue, 4)
     for state, error in ways:
         job = queue.take()
         assert job is not None
@@ -82,7 +82,7 @@ def test_held_jobs_are_passed_over_and_batches_can_be_chosen(queue: JobQueue) ->
 
 
 def test_what_can_not_be_is_one_sentence(queue: JobQueue) -> None:
-    (job,) = ids(queue.submit([spec(Path("/x"))]))
+    (job,) = queued(queue)
     with pytest.raises(UsageError, match="There is no job 77"):
         queue.get([77])
     with pytest.raises(UsageError, match="is queued and can't be retried"):
@@ -95,7 +95,7 @@ def test_what_can_not_be_is_one_sentence(queue: JobQueue) -> None:
 
 
 def test_retry_and_duplicate_leave_the_old_one(queue: JobQueue) -> None:
-    (job,) = ids(queue.submit([spec(Path("/x"), key="k:0/1", batch="b")]))
+    (job,) = queued(queue, key="k:0/1", batch="b")
     queue.take()
     queue.fail(job, "failed", JobError("It broke."))
     again = queue.retry(job)
@@ -111,7 +111,7 @@ def test_retry_and_duplicate_leave_the_old_one(queue: JobQueue) -> None:
 
 
 def test_cancelling_what_is_queued(queue: JobQueue) -> None:
-    first, second = ids(queue.submit([spec(Path("/x")), spec(Path("/x"))]))
+    first, second = queued(queue, 2)
     queue.take()
     over = queue.cancel_queued([first, second], JobError("Cancelled before it began.", "Cancelled"))
     assert ids(over) == [second], "the running one is the dispatcher's business"
@@ -190,7 +190,7 @@ def test_any_use_of_the_queue_matches_a_plain_list(
 
 
 def test_from_many_threads_every_job_is_taken_once(queue: JobQueue) -> None:
-    queue.submit([spec(Path("/x"), seed=i) for i in range(40)])
+    queued(queue, 40)
     taken: list[int] = []
 
     def work() -> None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from app.errors import DatabaseError, UsageError
 from app.estimate import Measured
 from app.queue.jobs import JobQueue
-from tests.app.queue.filled import ids
+from tests.app.queue.filled import ids, queued
 from tests.app.services import spec
 
 
 def test_a_row_that_can_not_be_read_holds_up_nobody(queue: JobQueue, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = ids(queue.submit([spec(Path("/x")), spec(Path("/x"))]))
+    first, second = queued(queue, 2)
     with queue._writing() as base:
         base.execute('UPDATE jobs SET spec = \'{"from": "the future"}\' WHERE id = ?', (first,))
     taken = queue.take()
@@ -30,7 +30,7 @@ def test_a_row_that_can_not_be_read_holds_up_nobody(queue: JobQueue, caplog: pyt
 
 
 def test_the_database_refuses_an_unknown_state(queue: JobQueue) -> None:
-    queue.submit([spec(Path("/x"))])
+    queued(queue)
     with pytest.raises(DatabaseError), queue._writing() as base:
         base.execute("UPDATE jobs SET state = 'nonsense'")
     assert len(queue.waiting()) == 1
