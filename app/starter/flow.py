@@ -115,9 +115,9 @@ class FlowStep:
         self.sigmas = torch.full((size,), 0.5, device=device)
         self.loss = torch.zeros((), device=device)
 
-    def load(self, pool: LatentPool, dice: torch.Generator) -> None:
-        """Draw a new batch."""
-        latents, weights, ids = pool.batch(self.size)
+    def load(self, pool: LatentPool, dice: torch.Generator, newest: int | None = None) -> None:
+        """Draw a new batch; newest: from so many clips added last."""
+        latents, weights, ids = pool.batch(self.size, newest)
         self.latents.copy_(latents)
         self.weights.copy_(weights)
         self.ids.copy_(ids)

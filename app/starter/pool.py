@@ -137,13 +137,15 @@ class LatentPool:
         self.filled = min(len(self.latents), self.filled + len(scenes))
         self.rendered += len(scenes)
 
-    def batch(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def batch(self, size: int, newest: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Latents ``(size, channels, t, h, w)`` and loss weights ``(size, t, h, w)`` in bf16, and token ids (size, 64).
 
-        A tenth of the ids are the empty prompt.
+        A tenth of the ids are the empty prompt. newest: draw from so many clips added last only.
         """
         device = self.latents.device
-        clip = torch.randint(0, self.filled, (size,), device=device, generator=self.dice)
+        among = self.filled if newest is None else min(newest, self.filled)
+        age = torch.randint(1, among + 1, (size,), device=device, generator=self.dice)
+        clip = (self.next - age) % self.filled
         text = torch.randint(0, CAPTIONS_PER_CLIP, (size,), device=device, generator=self.dice)
         dropped = torch.rand(size, 1, device=device, generator=self.dice) < NO_PROMPT
         ids = torch.where(dropped, empty_prompt(size, device), self.tokens[clip, text].long())

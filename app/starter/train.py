@@ -51,6 +51,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--transformer-seconds", type=float, default=900.0)
     parser.add_argument("--part", type=int, default=1, help="of a transformer's run in several calls (default 1)")
     parser.add_argument("--parts", type=int, default=1, help="how many calls of --transformer-seconds each (default 1)")
+    parser.add_argument("--seed", type=int, default=Recipe.seed, help="of the clips; a run going on takes another one")
     parser.add_argument("--batch", type=int, default=Recipe.batch, help="clips per GPU and step")
     parser.add_argument("--pool", type=int, default=Recipe.pool, help="latent clips kept per GPU")
     parser.add_argument("--prefill", type=int, default=Recipe.prefill, help="latent clips per GPU before training")
@@ -106,6 +107,7 @@ def train(ranks: Ranks, arguments: argparse.Namespace) -> None:
             captioners=arguments.captioners,
             save_every=arguments.save_every,
             graphs=not arguments.no_graphs,
+            seed=arguments.seed,
             part=arguments.part,
             parts=arguments.parts,
         )

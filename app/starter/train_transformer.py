@@ -36,7 +36,7 @@ class Recipe:
     group: int = 64  # clips rendered together
     pool: int = 100_000  # latent clips of 256x160x25 kept per rank, 266 kB each
     prefill: int = 8192
-    refresh_every: int = 30  # steps between two fresh groups; at 20 they took 3.4 ms of 38 a step on an H200
+    refresh_every: int = 8  # steps between two fresh groups, 70 ms each on an H200; see README.md: at 30 it overfits
     captioners: int = 4  # processes a rank
     muon_rate: float = 2e-3
     adam_rate: float = 1.5e-3
@@ -49,6 +49,9 @@ class Recipe:
     part: int = 1
     parts: int = 1
 
+
+UNSEEN_EVERY = 200
+"""Steps between two batches of clips that no step has seen: their loss against the others' tells of overfitting."""
 
 KEPT = "training.pt"
 """File in a run's output from which its next part goes on."""
@@ -212,13 +215,11 @@ class _Training:
         kept = Kept(self.out / KEPT, ranks, flat, muon, adam, average)
         first = kept.take() if recipe.part > 1 else 0
         order = random.Random(recipe.seed + recipe.part)  # the same on every rank
-        clock, step, losses, saved = Clock(ranks, seconds), 0, [], 0.0
+        clock, step, losses, saved = Clock(ranks, seconds), 0, _Losses(), 0.0
         while (passed := clock.tick(step)) < 1:
-            number = order.choices(range(len(self.kinds)), [kind.share for kind in self.kinds])[0]
-            pool = self.pools[self.kinds[number].canvas]
-            if step % recipe.refresh_every == 0:
-                pool.add(self.captioner.next())
-            self.steps[number].load(pool, self.dice)
+            unseen = step % UNSEEN_EVERY == 0
+            number = 0 if unseen else order.choices(range(len(self.kinds)), [kind.share for kind in self.kinds])[0]
+            self._load(number, step, unseen)
             self.replays[number]()
             ranks.average(flat.grad)
             flat.clip(1.0)
@@ -230,12 +231,12 @@ class _Training:
             muon.step(recipe.muon_rate * factor)
             average.update()
             step += 1
-            losses.append(self.steps[number].loss.clone())
+            losses.add(self.steps[number].loss, number, unseen)
             if step % 500 == 0:
                 ranks.share([flat.data])
             if step % 200 == 0 or step in (5, 50):
                 self._report(clock, step, losses)
-                losses = []
+                losses = _Losses()
             if passed * seconds - saved > recipe.save_every:
                 saved = passed * seconds
                 with average.applied():
@@ -252,13 +253,21 @@ class _Training:
             f"{clock.elapsed():.0f}s"
         )
 
-    def _report(self, clock: Clock, step: int, losses: list[Tensor]) -> None:
+    def _load(self, number: int, step: int, unseen: bool) -> None:
+        """Draw the step's batch, from clips rendered just now if it is to be unseen; render a group now and then."""
+        pool, batch = self.pools[self.kinds[number].canvas], self.steps[number]
+        groups = -(-batch.size // self.recipe.group) if unseen else step % self.recipe.refresh_every == 0
+        for _ in range(groups):
+            pool.add(self.captioner.next())
+        batch.load(pool, self.dice, groups * self.recipe.group if unseen else None)
+
+    def _report(self, clock: Clock, step: int, losses: _Losses) -> None:
         filled = sum(pool.filled for pool in self.pools.values())
         skipped = int(self.model.flat.skipped)
         if skipped:
             self.ranks.say(f"WARNING: {skipped} steps had gradients that were not finite and were left out")
         self.ranks.say(
-            f"transformer step {step} {clock.elapsed():.0f}s loss {float(torch.stack(losses).mean()):.4f} "
+            f"transformer step {step} {clock.elapsed():.0f}s {losses} "
             f"steps/s {step / clock.elapsed():.2f} pool {filled}"
         )
 
@@ -268,6 +277,27 @@ class _Training:
             vae = vae_for(self.out, self.vae_folder)
             save_pipeline(self.model.tokenizer, self.model.text_encoder, self.model.transformer, vae, self.out)
             self.ranks.say("saved")
+
+
+class _Losses:
+    """Losses since the last report: of all steps, of the first kind of batch, and of its batches of unseen clips."""
+
+    def __init__(self) -> None:
+        self.all: list[Tensor] = []
+        self.seen: list[Tensor] = []
+        self.unseen: list[Tensor] = []
+
+    def add(self, loss: Tensor, number: int, unseen: bool) -> None:
+        self.all.append(loss.clone())
+        if number == 0:
+            (self.unseen if unseen else self.seen).append(self.all[-1])
+
+    def __str__(self) -> str:
+        told = f"loss {float(torch.stack(self.all).mean()):.4f}"
+        if self.seen and self.unseen:
+            seen, unseen = (float(torch.stack(losses).mean()) for losses in (self.seen, self.unseen))
+            told += f" (text alone {seen:.4f}, clips never seen {unseen:.4f})"
+        return told
 
 
 class Kept:

@@ -49,3 +49,21 @@ def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Pat
     print(f"without a prompt: {float(without.float().mean()):.3f}")
     assert 0.05 < float(without.float().mean()) < 0.16
     assert {row.numpy().tobytes() for row in ids[~without]} <= known
+
+
+def test_the_newest_clips_can_be_drawn_alone(tmp_path: Path) -> None:
+    captions.build_tokenizer(tmp_path)
+    torch.manual_seed(0)
+    ranks, kind = Ranks(), Kind(Canvas(64, 64, 5), False, 1.0)
+    pool = LatentPool(kind, 4, 2, ClipCodec(build_vae()), ranks, ranks.dice(3))
+    captioner = Captioner(tmp_path, frozenset(), 2, "6 0")
+    groups = []
+    for _ in range(3):  # the third takes the first one's place
+        groups.append(captioner.next())
+        pool.add(groups[-1])
+        newest, _, _ = pool.batch(50, newest=2)
+        place = (pool.next - 2) % 4
+        rows = pool.latents[place : place + 2]
+        assert all(any(torch.equal(clip, row) for row in rows) for clip in newest)
+    everything, _, _ = pool.batch(200)
+    assert len({clip.float().sum().item() for clip in everything}) == 4
