@@ -97,6 +97,8 @@ def _instead(name: str, why: str, answer: PlanAnswer) -> str:
 
 
 def _engaged(name: str, plan: Mapping[str, Any]) -> str:
+    if name == "gpus":
+        return "one"
     wanted, setting = ("text_encoder", "linear") if name == "text_encoder_linear" else ("transformer", name)
     if name == "vae":
         wanted = "vae"

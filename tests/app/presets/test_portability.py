@@ -42,6 +42,15 @@ def test_a_backend_that_can_not_run_here_is_left_out_and_its_place_is_named(desk
     assert said.endswith("Engaged instead: sdpa.")
 
 
+def test_more_gpus_than_are_here_become_one(desk: Desk) -> None:
+    found = here(asked(accel=AccelPreferences(gpus=64, linear="dynamic_int8")), desk.home, desk)
+    assert found.request.accel == AccelPreferences(linear="dynamic_int8")
+    (said,) = found.differences
+    print(said)
+    assert said.startswith("gpus=64: ")
+    assert said.endswith("Engaged instead: one.")
+
+
 @pytest.mark.parametrize("trouble", [WorkerGoneError, OwnerGoneError, CannotRunError])
 def test_trouble_that_says_nothing_about_a_backend_takes_none_out(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: type[Exception]
