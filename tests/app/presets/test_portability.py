@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.answers import PlanAnswer
 from app.errors import CannotRunError, PlanRefusedError
 from app.paths import Home
 from app.presets.portability import here
@@ -42,13 +43,19 @@ def test_a_backend_that_can_not_run_here_is_left_out_and_its_place_is_named(desk
     assert said.endswith("Engaged instead: sdpa.")
 
 
-def test_more_gpus_than_are_here_become_one(desk: Desk) -> None:
+def test_more_gpus_than_are_here_become_one(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = desk.plan
+
+    def plan_for_two(request: GenerationRequest, recorded: dict[str, object] | None = None) -> PlanAnswer:
+        if request.accel.gpus > 2:
+            raise PlanRefusedError(f"gpus={request.accel.gpus}: this machine has 2; take at most 2.")
+        return plan(request, recorded)
+
+    monkeypatch.setattr(desk, "plan", plan_for_two)
     found = here(asked(accel=AccelPreferences(gpus=64, linear="dynamic_int8")), desk.home, desk)
     assert found.request.accel == AccelPreferences(linear="dynamic_int8")
     (said,) = found.differences
-    print(said)
-    assert said.startswith("gpus=64: ")
-    assert said.endswith("Engaged instead: one.")
+    assert said == "gpus=64: this machine has 2; take at most 2. Engaged instead: one."
 
 
 @pytest.mark.parametrize("trouble", [WorkerGoneError, OwnerGoneError, CannotRunError])
