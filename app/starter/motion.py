@@ -75,8 +75,8 @@ def choreograph(
 ) -> Path:
     """The path of one object per clip.
 
-    motion, size: int64 (n, 1), indices in MOTIONS and SIZES; side: float (n, 1), -1 left and 1 right of the middle when
-    there are two objects, None for one alone.
+    motion, size: int64 (n, 1), indices in MOTIONS and SIZES; side: float (n, 1), -1 left of the middle, 0 about there,
+    1 right of it; None: all about there.
     """
     dice, canvas = stage.dice, stage.canvas
     spread, scale = canvas.spread, canvas.object_scale
@@ -90,7 +90,7 @@ def choreograph(
     middle = canvas.aspect / 2
     start = middle + dice.uniform(-0.12, 0.12, 1) * spread
     if side is not None:
-        start = middle + side * dice.uniform(0.40, 0.48, 1) * spread
+        start = torch.where(side == 0, start, middle + side * dice.uniform(0.40, 0.48, 1) * spread)
     sideways = dice.uniform(0.70, 1.0, 1) * spread * (time - 0.5)
     heading = on("right").float() - on("left").float()
     x = start + heading * sideways

@@ -298,6 +298,10 @@ SIDES: Weighted = (
     "{left} left and {right} right",
     "{right} on the right and {left} on the left",
 )
+PLACES: dict[str, Weighted] = {
+    "left": ("on the left", "on the left", "at the left", "left"),
+    "right": ("on the right", "on the right", "at the right", "right"),
+}
 PAIRS: Weighted = (
     "{first} and {second}",
     "{first} and {second}",

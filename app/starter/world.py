@@ -26,6 +26,7 @@ SHAPES = shapes.SHAPES
 COLORS = tuple(shapes.COLORS)
 STUDIO_TONES = tuple(scenery.STUDIO_TONES)
 CAMERAS = ("still", "left", "right", "zoom")
+PLACES = ("middle", "left", "right")
 
 HELD_OUT_COLOR_SHAPE = frozenset(
     {
@@ -60,6 +61,7 @@ HELD_OUT_SHAPE_MOTION = frozenset(
 _INVISIBLE = frozenset({("white", "snow"), ("black", "city"), ("black", "space")})
 _MOTIONS_UNDER_MOVING_CAMERA = ("still", "bounce", "spin")
 _MOTIONS_OF_TWO = ("still", "bounce", "spin", "up", "down")
+_MOTIONS_ACROSS = ("left", "right", "circle")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Scene:
 
     studio_tone matters in the studio only. shape2 and color2 are both set or both None. left_first says whether the
     first of two objects is the left one; None means that nobody asked (drawn like True, not judged, not put in words).
+    place is where an object stands that is alone and stays in its column, seen by a camera that stands.
     """
 
     background: str
@@ -80,6 +83,7 @@ class Scene:
     shape2: str | None = None
     color2: str | None = None
     left_first: bool | None = True
+    place: str = "middle"
 
     def objects(self) -> tuple[tuple[str, str], ...]:
         """(colour, shape) of each object, one or two."""
@@ -101,6 +105,7 @@ def is_valid(scene: Scene, held_out: bool = False) -> bool:
         and all(color in COLORS and shape in SHAPES for color, shape in scene.objects())
         and (scene.shape2 is None) == (scene.color2 is None)
     )
+    known = known and (scene.place == "middle" or (scene.place in PLACES and _can_be_placed(scene)))
     if not known or (scene.background == "studio" and scene.camera != "still"):
         return False
     if scene.shape2 is not None and (scene.shape2 == scene.shape or scene.color2 == scene.color):
@@ -112,6 +117,10 @@ def is_valid(scene: Scene, held_out: bool = False) -> bool:
         if unseen and not held_out:
             return False
     return True
+
+
+def _can_be_placed(scene: Scene) -> bool:
+    return scene.shape2 is None and scene.camera == "still" and scene.motion not in _MOTIONS_ACROSS
 
 
 def random_scene(rng: random.Random, background: str, shape: str, shape2: str | None = None) -> Scene:
@@ -187,13 +196,14 @@ def _table(scenes: Sequence[Scene], device: torch.device) -> dict[str, Tensor]:
             SIZES.index(scene.size),
             STUDIO_TONES.index(scene.studio_tone),
             int(scene.left_first is not False),
+            int(scene.place == "right") - int(scene.place == "left"),
             COLORS.index(scene.color),
             COLORS.index(scene.color2 or scene.color),
         )
         for scene in scenes
     ]
     columns = torch.tensor(rows).to(device, non_blocking=True).split(1, dim=1)
-    names = ("camera", "motion", "size", "tone", "left_first", "color", "color2")
+    names = ("camera", "motion", "size", "tone", "left_first", "place", "color", "color2")
     return dict(zip(names, columns, strict=True))
 
 
@@ -238,7 +248,8 @@ def render_with_poses(
     stage = motion.Stage(canvas, dice, scenery.GROUND[background], background not in ("space", "underwater"))
     together = motion.Together.draw(dice)
     side = table["left_first"].float() * -2 + 1
-    cast = [(shape, "color", None)] if shape2 is None else [(shape, "color", side), (shape2, "color2", -side)]
+    placed = table["place"].float() if any(scene.place != "middle" for scene in scenes) else None
+    cast = [(shape, "color", placed)] if shape2 is None else [(shape, "color", side), (shape2, "color2", -side)]
     poses = []
     for name, column, offset in cast:
         index = table[column].flatten()

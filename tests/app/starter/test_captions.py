@@ -80,6 +80,17 @@ def test_sides_in_words_are_the_scenes(left_first: bool | None) -> None:
     assert (named > 50) if left_first is not None else named == 0
 
 
+@pytest.mark.parametrize("place", world.PLACES)
+def test_captions_say_where_an_object_stands_and_never_the_wrong_side(place: str) -> None:
+    scene = world.Scene("space", "cream", "still", "car", "red", "spin", "medium", place=place)
+    texts = [captions.caption(scene, random.Random(seed)) for seed in range(200)]
+    sides = [re.findall(r"\b(left|right)\b", text.lower()) for text in texts]
+    assert all(side == place for found in sides for side in found)
+    named = sum(bool(found) for found in sides)
+    print(f"{place}: named in {named} of 200")
+    assert named == 0 if place == "middle" else named > 150
+
+
 def test_captions_vary() -> None:
     scene = scene_of(1)
     rng = random.Random(0)

@@ -37,6 +37,11 @@ def test_hard_scenes_come_more_often_than_chance() -> None:
     )
     assert abs(two - mix.TWO_OBJECTS) < 0.1
     assert share(scenes, motion="spin") > share(plain, motion="spin") + 0.03
+    placed = [scene for scene in scenes if scene.place != "middle"]
+    left = share(placed, place="left")
+    print(f"put aside {len(placed) / len(scenes):.2f}, of them left {left:.2f}")
+    assert len(placed) > 0.04 * len(scenes)
+    assert 0.35 < left < 0.65
 
 
 def test_kinds_fill_the_time_and_take_equal_tokens() -> None:

@@ -150,3 +150,24 @@ def test_contact_sheet_shows_first_and_last_frame(tmp_path: pytest.TempPathFacto
         assert sheet.getpixel((190 + 2 * 50 + 5, 34 + 5)) == (0, 0, 255)
     with pytest.raises(ValueError, match="at least one"):
         sheets.contact_sheet([], path)
+
+
+@pytest.mark.parametrize(("place", "least", "most"), [("left", 0.0, 0.3), ("middle", 0.4, 0.6), ("right", 0.7, 1.0)])
+def test_an_object_stands_where_its_scene_says(place: str, least: float, most: float) -> None:
+    """Beside others that stand elsewhere, and on canvases of other shapes."""
+    scenes = [replace(BALL, place=place, motion=motion) for motion in ("still", "grow", "spin")]
+    for canvas in (world.CANVAS, Canvas(128, 64, 5)):
+        _, poses = world.render_with_poses([*scenes, BALL], CPU, torch.Generator().manual_seed(1), canvas)
+        x = poses[0].x.mean(1) / canvas.aspect
+        print(f"{place} on {canvas.width}x{canvas.height}: {x.tolist()}")
+        assert ((x[:3] > least) & (x[:3] < most)).all()
+        assert 0.4 < float(x[3]) < 0.6
+
+
+@pytest.mark.parametrize(
+    "change", [{"motion": "left"}, {"camera": "zoom"}, {"shape2": "box", "color2": "blue"}, {"place": "top"}]
+)
+def test_places_that_the_world_does_not_show(change: dict[str, str]) -> None:
+    placed = replace(BALL, place="left")
+    assert world.is_valid(placed)
+    assert not world.is_valid(replace(placed, **change))
