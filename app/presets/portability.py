@@ -18,7 +18,7 @@ from app.models import family_for, sources
 from app.models.base import Family
 from app.paths import Home
 from app.pictures import fitted
-from app.queue.service import Service
+from app.queue.service import Service, with_preferences
 from app.request import AccelPreferences, GenerationRequest
 
 SETTINGS = tuple(AccelPreferences.model_fields)
@@ -66,7 +66,8 @@ def here(request: GenerationRequest, home: Home, service: Service, recorded: Map
 def _planned(
     request: GenerationRequest, resolved: GenerationRequest, service: Service, recorded: Mapping[str, Any] | None
 ) -> tuple[GenerationRequest, PlanAnswer | None, list[str]]:
-    """The request without the accelerators that can't run here, the plan for it, and a sentence for each of them.
+    """The request without the accelerators that can't run here, the plan for it under this machine's preferences, and a
+    sentence for each of them.
 
     When nobody can say what runs here (the worker is gone, say), the request stays as it is and there is no plan.
     """
@@ -84,7 +85,8 @@ def _planned(
             else:
                 kept = tried
         applied = request.model_copy(update={"accel": kept})
-        answer = service.plan(resolved.model_copy(update={"accel": kept}), dict(recorded) if recorded else None)
+        wished = with_preferences(resolved.model_copy(update={"accel": kept}), service.preferences())
+        answer = service.plan(wished, dict(recorded) if recorded else None)
     except KinetileError as error:
         return applied, None, [*(why for _, why in refused), str(error)]
     return applied, answer, [_instead(name, why, answer) for name, why in refused]

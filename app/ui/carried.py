@@ -58,6 +58,14 @@ def sentence(value: str) -> str:
     return f"Accelerators come from the clip or preset, not from your switches: {named}." if named else ""
 
 
+def of_the_switches(request: GenerationRequest, switches: AccelPreferences) -> str:
+    """What the switches of the Accelerate tab ask for in a clip of `request`, in a few words; empty for nothing."""
+    own = request.accel.model_dump()
+    left: dict[str, Any] = {name: "auto" for name, choice in own.items() if name != "gpus" and choice != "auto"}
+    named = in_words(switches.model_copy(update={**left, "gpus": 1}))
+    return f"Accelerate: {', '.join(f'{title} {choice}' for title, choice in named)}" if named else ""
+
+
 def in_words(wishes: AccelPreferences) -> list[tuple[str, str]]:
     """Title and choice of each setting that is not left to automatic, as the Accelerate tab calls them."""
     found = wishes.model_dump(exclude_defaults=True)

@@ -94,11 +94,15 @@ class Context:
         """The update of `tabs` that opens Create."""
         return gr.Tabs(selected="create")
 
+    def wished(self, request: GenerationRequest) -> GenerationRequest:
+        """`request` under the switches of the Accelerate tab, as it is queued and as it is estimated."""
+        return with_preferences(request, self.service.preferences())
+
     def specs(self, request: GenerationRequest, name: str = "", origin: str = "page") -> tuple[JobSpec, ...]:
         """The clips that `request` asks for, under the stored preferences. Raises UsageError, CannotRunError
         for a model that is not on this machine.
         """
-        wished = with_preferences(request, self.service.preferences())
+        wished = self.wished(request)
         family = family_for(wished.model)
         if why := sources.why_not_here(family):
             raise CannotRunError(why)

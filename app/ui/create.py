@@ -18,7 +18,7 @@ from app.models.base import Family, notes_of
 from app.presets import encode_code
 from app.request import GenerationRequest, parse_request
 from app.ui import brought, create_endpoints
-from app.ui.carried import carried_field, taken_over
+from app.ui.carried import carried_field, of_the_switches, taken_over
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
@@ -321,15 +321,18 @@ def _advice(context: Context, values: tuple[Any, ...]) -> list[Any]:
 
 
 def _estimate(context: Context, values: tuple[Any, ...]) -> str:
-    """Minutes, memory, and whether it fits, before anything is pressed."""
+    """Minutes, memory, and whether what Generate would queue fits, before anything is pressed."""
     made, wrong = look(context, values)
     if made is None or wrong:
         return ""
-    request = made.request
+    request, switches = made.request, ""
     try:
-        found = context.service.estimate(request)
+        if words := of_the_switches(request, context.service.preferences()):
+            switches = f'<p class="kt-hint">{escaped(words)}</p>'
+        found = context.service.estimate(context.wished(request))
     except KinetileError as error:
-        return "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'
+        told = "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'
+        return told + switches
     count = int(request.count)
     if found.seconds is None:
         time = found.basis
@@ -339,8 +342,8 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
     free = f" of {bytes_text(found.memory_free)} free" if found.memory_free else ""
     words = [time, bytes_text(found.memory) + free]
     if found.fits:
-        return f'<p class="kt-hint">{escaped(" · ".join([*words, "fits"]))}</p>'
-    return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{sentences_html(found.blocked, "bad")}'
+        return f'<p class="kt-hint">{escaped(" · ".join([*words, "fits"]))}</p>{switches}'
+    return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{switches}{sentences_html(found.blocked, "bad")}'
 
 
 def _submit(context: Context, values: tuple[Any, ...]) -> tuple[str, str, tuple[int, ...]]:

@@ -24,8 +24,10 @@ def add(context: Context) -> None:
         return [job_data(job) for job in context.service.submit(context.specs(parse_request(request, "request")))]
 
     def estimate(request: dict[str, Any]) -> dict[str, Any]:
-        """Seconds, memory and disk that one clip of a request will take, and what stands against it."""
-        asked = parse_request(request, "request")
+        """Seconds, memory and disk that one clip of a request will take under the preferences, and what stands against
+        it.
+        """
+        asked = context.wished(parse_request(request, "request"))
         normalised = fitted(family_for(asked.model).normalise(asked), context.home)
         found = context.service.estimate(normalised.request)
         return {

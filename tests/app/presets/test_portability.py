@@ -106,3 +106,12 @@ def test_what_the_model_can_not_take(desk: Desk) -> None:
     assert any("soft.safetensors" in sentence and "is missing" in sentence for sentence in found.differences)
     assert any("can't use LoRAs" in sentence for sentence in found.differences)
     assert not here(asked(scheduler="wonder"), desk.home, desk).runs
+
+
+def test_what_is_engaged_is_under_the_switches_of_this_machine(desk: Desk) -> None:
+    desk.set_preferences(AccelPreferences(linear="dynamic_int8", vae="stock"))
+    request = asked(accel=AccelPreferences(linear="stock"))
+    found = here(request, desk.home, desk)
+    assert found.engaged == desk.plan(asked(accel=AccelPreferences(linear="stock", vae="stock"))).summary
+    assert found.engaged != desk.plan(request).summary
+    assert found.request == request, "the switches are this machine's, and none of the preset's"

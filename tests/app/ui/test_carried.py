@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.estimate import Estimate
+from app.paths import Home
 from app.request import AccelPreferences, GenerationRequest
 from app.ui.carried import TITLES, in_words, sentence, taken_over
+from app.ui.context import Context
+from app.ui.create import _estimate
 from app.ui.form import values_of
-from tests.app.ui.desk import spec
+from tests.app.ui.desk import Desk, spec
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_queue_tab import SMALL, ended
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(Home(tmp_path)) as made:
+        yield made
 
 
 def test_every_setting_has_words() -> None:
@@ -73,3 +84,42 @@ def test_a_clips_accelerators_are_told_and_can_be_given_up(tab: Tab, plain_clip:
     tab.open().expect_value("Prompt", "by my switches")
     assert not line.is_visible()
     assert tab.errors == []
+
+
+def test_the_estimate_is_for_what_would_be_queued(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated: list[GenerationRequest] = []
+
+    def estimate(request: GenerationRequest) -> Estimate:
+        estimated.append(request)
+        return Estimate(2.0, {}, "as measured", 2**30, 2**31, 1, 2**31)
+
+    monkeypatch.setattr(desk, "estimate", estimate)
+    context = Context(desk, desk.home)
+    asked = GenerationRequest(prompt="a ball", seed=3, accel=AccelPreferences(vae="stock"))
+    assert "Accelerate:" not in _estimate(context, tuple(values_of(asked).values()))
+    desk.set_preferences(AccelPreferences(dtype="float32", linear="dynamic_int8", vae="direct_conv3d"))
+    said = _estimate(context, tuple(values_of(asked).values()))
+    assert "about 2.0 s" in said
+    assert "Accelerate: Linears dynamic_int8, Precision fp32<" in said, "what the form itself asks for goes before"
+    (spec,) = context.specs(asked)
+    assert (
+        estimated[-1].accel
+        == spec.request.accel
+        == AccelPreferences(dtype="float32", linear="dynamic_int8", vae="stock")
+    )
+    monkeypatch.undo()  # what can't be estimated
+    desk.set_preferences(AccelPreferences(dtype="bfloat16"))
+    assert "Accelerate: Precision bf16" in _estimate(context, tuple(values_of(asked).values()))
+
+
+def test_a_switch_that_is_moved_is_told_on_create_at_once(tab: Tab, served: Served) -> None:
+    client, words = served.client(), tab.page.locator("#kt-estimate").get_by_text("Accelerate: Decoding stock")
+    tab.fill(Prompt="a ball")
+    tab.page.locator("#kt-estimate").get_by_text("fits").wait_for(timeout=PATIENCE)
+    assert words.count() == 0
+    client.predict("vae", "stock", api_name="/accelerate")
+    try:
+        words.wait_for(timeout=PATIENCE)
+    finally:
+        client.predict("vae", "auto", api_name="/accelerate")
+    words.wait_for(state="detached", timeout=PATIENCE)

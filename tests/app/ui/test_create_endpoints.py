@@ -64,3 +64,13 @@ def test_every_public_endpoint_has_a_name_and_a_description(served: Served) -> N
     )
     assert not [name for name in named if name[-1].isdigit()], "two functions share a name"
     assert not [name for name, about in named.items() if not about.get("description")]
+
+
+def test_an_estimate_is_under_the_switches_of_the_moment(served: Served) -> None:
+    client = served.client()
+    client.predict("vae", "stock", api_name="/accelerate")
+    try:
+        found = client.predict({"prompt": "a red ball"}, api_name="/estimate")
+    finally:
+        client.predict("vae", "auto", api_name="/accelerate")
+    assert found["request"]["accel"]["vae"] == "stock"
