@@ -45,8 +45,8 @@ def pip(*arguments: str) -> str:
     return " ".join([PYTHON, "-m pip", *map(quoted, arguments)])
 
 
-FEW, NEAR = 8, 3
-"""Names that are all told, and those told of more."""
+FEW, NEAR, FEWEST = 8, 3, 3
+"""Names that are all told, those told of more, and letters that are looked for within names."""
 
 
 def nearest(word: str, names: Iterable[str], where: str, first: Sequence[str] = ()) -> str:
@@ -54,7 +54,9 @@ def nearest(word: str, names: Iterable[str], where: str, first: Sequence[str] = 
     README lists"). first: those of many to tell when none is near.
     """
     known = list(names)
-    near = difflib.get_close_matches(word[:100].lower(), known, NEAR)
+    asked = word[:100].lower()
+    within = [name for name in known if len(asked) >= FEWEST and asked in name]
+    near = difflib.get_close_matches(asked, known, NEAR) or within[:NEAR]
     few = len(known) <= FEW
     if near:
         told = "did you mean " + " or ".join(f'"{name}"' for name in near[: 1 if few else NEAR])

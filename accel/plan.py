@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from accel import blocks, caches, policy, precision, threads
-from accel.advice import nearest
+from accel.advice import PYTHON, nearest
 from accel.backends import REGISTRY
 from accel.contract import Backend
 from accel.errors import PlanError
@@ -194,7 +194,7 @@ class _Planner:
         elif wish not in traits.dtypes:
             self.refusals.append(f"{where}: {traits.class_name} runs in {' or '.join(traits.dtypes)} only")
         elif needed is not None and wish not in needed[1]:
-            self.refusals.append(f"{where}: {needed[0]} was asked for too and runs in {' or '.join(needed[1])} only")
+            self.refusals.append(f"{where}: {needed[0]} runs in {' or '.join(needed[1])} only")
         elif gpu is None and wish == "bfloat16" and (dead := self.machine.proofs.get("bf16")) and not dead.ok:
             self.refusals.append(f"{where}: bf16 can't be used on this CPU, {dead.reason}; choose dtype=float32")
         speed = precision.speed(self.machine, traits) if gpu is None and wish == "bfloat16" else ()
@@ -237,7 +237,7 @@ class _Planner:
             self.refusals.append(f"attention=fp8 can't be used here: {'; '.join(told)}")
         elif wish not in known and wish != STOCK:
             able = [name for name, one in known.items() if not self.why_not(one, traits, place, one.dtypes[0])]
-            which = nearest(wish, [AUTO, *sorted(known)], "`python -m accel.backends` lists", [AUTO, *able])
+            which = nearest(wish, [AUTO, *sorted(known)], f"`{PYTHON} -m accel.backends` lists", [AUTO, *able])
             self.refusals.append(f"{setting}={wish} is not known: {which}")
         elif wish in known:
             reasons = self.why_not(known[wish], traits, place, dtype)
@@ -247,7 +247,12 @@ class _Planner:
             if reasons:
                 self.refusals.append(f"{setting}={asked} can't be used here: {'; '.join(reasons)}")
         approximate = wish in known and not known[wish].exact
-        note = ("asked for", *(["approximate: the clip will differ slightly"] if approximate else []))
+        slow = wish in known and known[wish].dtypes == ("bfloat16",) and precision.is_slow(self.machine, traits, gpu)
+        note = (
+            "asked for",
+            *(["approximate: the clip will differ slightly"] if approximate else []),
+            *(precision.speed(self.machine, traits)[:1] if slow else []),
+        )
         return Choice(traits.stage, kind, asked, wish, note)
 
     def why_not(self, item: Backend, traits: StageTraits, place: str, dtype: str) -> list[str]:

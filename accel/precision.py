@@ -83,6 +83,12 @@ def gain(machine: Machine, traits: StageTraits) -> float | None:
     return (products_ms + scores_ms) / (products_ms / linear + scores_ms / attention)
 
 
+def is_slow(machine: Machine, traits: StageTraits, gpu: Gpu | None) -> bool:
+    """Whether this machine's own test of bf16 says that fp32 is faster for a stage on the CPU."""
+    factor = gain(machine, traits) if gpu is None else None
+    return factor is not None and factor < 1
+
+
 def speed(machine: Machine, traits: StageTraits) -> tuple[str, ...]:
     """How fast bf16 is for a stage on this CPU, and the figures behind it, as sentences."""
     work = "conv3d" if traits.stage == "vae" else "linear"

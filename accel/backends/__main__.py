@@ -4,6 +4,7 @@ the references."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -64,6 +65,13 @@ def main(arguments: Sequence[str]) -> int:
     """The command line; returns its exit code."""
     if arguments:
         return TABLE.main(arguments)
+    if importlib.util.find_spec("torch") is None:
+        print(
+            f"{PYTHON} has no torch, so it can't say what runs here: use the Python that Kinetile runs with, "
+            f"{READERS_PYTHON} in its folder.",
+            file=sys.stderr,
+        )
+        return 3
     print("\n".join(here(probe())))
     return 0
 

@@ -172,7 +172,7 @@ class Benchmark:
         if not expected:
             whole = duration(one * len(plans) * (1 if self.quick else 2))
             most = duration(CLIP_SECONDS[self.quick])
-            told = f"no clips were made: they would take about {whole}, and have {most} at most"
+            told = f"no clips were compared: that takes about {whole} here, and {most} are left for it"
             return results, replace(made, notes=(*made.notes, told))
         raced = whole_clips.race(
             plans,

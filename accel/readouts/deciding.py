@@ -66,7 +66,8 @@ def backend(
             break
         passed.append(f"not {rank.backend}: {'; '.join(reasons)}")
     listed = ", ".join(f"{rank.backend} {milliseconds(rank.seconds * 1e3)}" for rank in sorted(ranks, key=_seconds))
-    why = "the fastest measured" if chosen is not ranks[0] else "nothing that may be taken measured faster"
+    fastest, none = "the fastest measured", "nothing faster that may be chosen automatically was measured"
+    why = fastest if chosen is not ranks[0] else none
     told = [f"{why} on this machine for this shape ({shape_class(traits)})", *passed, f"measured here: {listed}"]
     quality = readouts.qualities.get((traits.stage, kind, chosen.backend))
     if quality is not None and not chosen.exact:

@@ -38,6 +38,8 @@ MANY = [f"model-{number}" for number in range(30)]
     [
         ("stepz", ["steps", "seed"], 'did you mean "steps"'),
         ("nothing", ["steps", "seed"], "possible are steps, seed"),
+        ("int8", ["auto", "dynamic_int8", "torchao_int8"], 'did you mean "dynamic_int8"'),
+        ("oc", ["auto", "stock"], "possible are auto, stock"),
         ("x" * 100_000, ["steps"], "possible is steps"),
         ("nothing", MANY, "possible are model-0, model-1, model-2; the page lists all 30"),
         ("MODEL-17", MANY, 'did you mean "model-17" or "model-7" or "model-1"; the page lists all 30'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_all_refusals_come_at_once(tmp_path: Path) -> None:
 
 def test_of_unknown_backends_those_that_run_here_are_told(tmp_path: Path) -> None:
     (reason,) = refusals(machine("zen5", tmp_path), attention="wonder")
-    assert reason.startswith("attention=wonder is not known: possible are auto, sdpa; `python -m accel.backends` lists")
+    assert reason.startswith("attention=wonder is not known: possible are auto, sdpa; `")
     (reason,) = refusals(machine("sapphire-rapids", tmp_path), attention="wonder")
     assert "possible are auto, sdpa, sgl_amx;" in reason
 
@@ -63,7 +64,20 @@ def test_a_forced_backend_decides_the_dtype_of_its_stage_alone(tmp_path: Path) -
 
 def test_two_forced_choices_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
     found = refusals(machine("sapphire-rapids", tmp_path), linear="sgl_amx_int8", dtype="float32")
-    assert any("was asked for too" in reason for reason in found)
+    told = "dtype=float32 for the transformer: linear=sgl_amx_int8 runs in bfloat16 only"
+    assert any(told in reason for reason in found)
+
+
+def test_a_forced_bf16_backend_says_where_bf16_is_slow(tmp_path: Path) -> None:
+    """oneDNN packs on any CPU with AVX512; without AVX512_BF16 its products are slower than plain fp32."""
+    slow = machine("zen5", tmp_path)
+    figures = {**slow.proofs["bf16"].figures, "linear_float32_ms": 1.0, "linear_bfloat16_ms": 4.0}
+    slow = replace(slow, proofs={**slow.proofs, "bf16": replace(slow.proofs["bf16"], figures=figures)})
+    for asked, known in ((slow, True), (machine("zen5", tmp_path), False)):
+        stage = make_plan(asked, model(), Preferences(linear="onednn_bf16")).stage("transformer")
+        assert stage is not None
+        print(stage.linear.reasons)
+        assert any("times slower than fp32 here" in reason for reason in stage.linear.reasons) == known
 
 
 def test_a_model_that_bypasses_the_dispatcher(tmp_path: Path) -> None:

@@ -25,6 +25,17 @@ def test_every_backend_is_listed_with_its_state_on_this_machine(
     assert "measured" not in "".join(rows)
 
 
+def test_a_python_without_torch_says_that_it_can_not_tell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert __main__.main([]) == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "has no torch" in told.err
+    assert ".venv/bin/python" in told.err
+
+
 def test_the_readme_s_table_is_written_as_before(tmp_path: Path) -> None:
     file = tmp_path / "text.md"
     file.write_text(f"{__main__.TABLE.begin}\n{__main__.TABLE.end}\n", encoding="utf-8")
