@@ -5,7 +5,8 @@
     │   ├── SourceError          several mistakes of one source
     │   └── NameTakenError       another preset has the name
     ├── CannotRunError      3    this machine can't do it (disk, encoder, memory)
-    │   └── PlanRefusedError     a forced accelerator can't run on it
+    │   ├── PlanRefusedError     a forced accelerator can't run on it
+    │   ├── ModelMissingError    the model's files are not on it
     │   └── DatabaseError   3    the queue's database can't be read or written
     ├── JobFailedError      1    one clip failed; others may still run
     └── Cancelled         130    stopped on request
@@ -59,6 +60,10 @@ class DatabaseError(CannotRunError):
 
 class PlanRefusedError(CannotRunError):
     """An accelerator that the request forces can't run on this machine."""
+
+
+class ModelMissingError(CannotRunError):
+    """The model's files are not on this machine, or not all of them; only the clips that need it can't be made."""
 
 
 class JobFailedError(KinetileError):

@@ -38,7 +38,7 @@ from accel.types import (
 from app.engine import loading, several
 from app.engine import recorded as recorded_plans
 from app.engine.room import room_of
-from app.errors import CannotRunError, JobFailedError, PlanRefusedError, UsageError
+from app.errors import CannotRunError, JobFailedError, ModelMissingError, PlanRefusedError, UsageError
 from app.models import sources
 from app.models.base import Family
 from app.paths import Home
@@ -164,10 +164,10 @@ def as_shipped(family: Family, home: Home) -> ModelTraits:
 
 
 def folder_of(family: Family) -> Path:
-    """Where the model's files lie. Raises CannotRunError when they are not on this machine."""
+    """Where the model's files lie. Raises ModelMissingError when they are not on this machine."""
     folder = sources.placed(family).folder
     if folder is None:
-        raise CannotRunError(sources.why_not_here(family))
+        raise ModelMissingError(sources.why_not_here(family))
     return folder
 
 

@@ -20,8 +20,18 @@ from app import catalogue
 from app.answers import PlanAnswer
 from app.console import Reporter, complain, duration, reporter_for
 from app.engine import acceleration, several
-from app.errors import Cancelled, CannotRunError, KinetileError, UsageError
-from app.headless.batch import BatchSettings, Outcome, asked_in, check_disk_and_encoder, prepare, recorded_plan, resumed
+from app.errors import Cancelled, CannotRunError, KinetileError, ModelMissingError, UsageError
+from app.headless.batch import (
+    BatchSettings,
+    Outcome,
+    asked_in,
+    check_disk_and_encoder,
+    lacking,
+    plan_of,
+    prepare,
+    recorded_plan,
+    resumed,
+)
 from app.headless.following import Follower
 from app.headless.words import ENDED, clips_text, estimate_line, why_unplayable
 from app.interrupt import Interrupts
@@ -211,16 +221,28 @@ class _Batch:
                 self._reporter.say("Nothing is queued, so there is nothing to go on with.")
         elif self._settings.resume:
             resumed(self._outcomes, service.known([outcome.spec.key for outcome in self._outcomes]))
-        if self._announce(service):
+        if self._announce():
             self._choose_accelerators(service)
+            self._tell_folders(service)
         if self._settings.dry_run:
             for outcome in self._open():
-                outcome.estimate = service.estimate(outcome.spec.request, outcome.spec.folder)
+                if outcome.lacking is None:
+                    outcome.estimate = service.estimate(outcome.spec.request, outcome.spec.folder)
 
     def _open(self) -> list[Outcome]:
         return [outcome for outcome in self._outcomes if not outcome.skipped]
 
-    def _announce(self, service: Service) -> bool:
+    def _tell_folders(self, service: Service) -> None:
+        """How many clips are made, and where: once nothing can refuse them all any more."""
+        folders = list(dict.fromkeys(outcome.spec.folder for outcome in self._open()))
+        where = str(folders[0]) if len(folders) == 1 else f"{len(folders)} folders"
+        making = "Would make" if self._settings.dry_run else "Making"
+        possible = sum(outcome.lacking is None for outcome in self._open())
+        self._reporter.say(f"{making} {clips_text(possible)} in {where}")
+        if not service.owner and (note := why_unplayable(self._settings.home, folders)):
+            self._reporter.say(f"note: {note}")
+
+    def _announce(self) -> bool:
         """What will be made, and above all what not as asked; said once per source where its clips differ by seed
         only. Returns whether there is anything to make.
         """
@@ -229,12 +251,6 @@ class _Batch:
             self._reporter.say(f"Skipping {clips_text(skipped)} that an earlier run made.")
         if not self._open():
             return False
-        folders = list(dict.fromkeys(outcome.spec.folder for outcome in self._open()))
-        where = str(folders[0]) if len(folders) == 1 else f"{len(folders)} folders"
-        making = "Would make" if self._settings.dry_run else "Making"
-        self._reporter.say(f"{making} {clips_text(len(self._open()))} in {where}")
-        if not service.owner and (note := why_unplayable(self._settings.home, folders)):
-            self._reporter.say(f"note: {note}")
         groups: dict[tuple[str, ...], list[Outcome]] = {}
         for outcome in self._open():
             lines = [f"adjusted: {item.reason}" for item in outcome.spec.adjustments]
@@ -253,11 +269,11 @@ class _Batch:
         return True
 
     def _choose_accelerators(self, service: Service) -> None:
-        """The plan of every clip. Raises CannotRunError for a forced one that can't run; says what a recorded one
-        can't have.
+        """The plan of every clip. Raises CannotRunError for a forced one that can't run, or where no clip's model is
+        here; a clip whose model is missing fails in its turn, beside others. Says what a recorded plan can't have.
         """
         self._reporter.say("Looking at the machine and the model")
-        known: dict[Any, PlanAnswer] = {}
+        known: dict[Any, PlanAnswer | ModelMissingError] = {}
         said: set[str] = set()
         for outcome in self._open():
             request, recorded = outcome.spec.request, outcome.spec.recorded_plan
@@ -265,9 +281,11 @@ class _Batch:
             guided = request.accel.gpus > 1 and several.is_guided(request)
             key = (request.model, size, request.accel, guided, id(recorded))
             if key not in known:
-                with self._settings.blaming(outcome.spec.origin):
-                    known[key] = service.plan(request, recorded)
+                known[key] = plan_of(outcome.spec, service, self._settings)
             answer = known[key]
+            if isinstance(answer, ModelMissingError):
+                outcome.lacking = answer
+                continue
             outcome.accelerators = answer.summary
             notes = (*(f"{sentence}." for sentence in answer.unused_gpus), *answer.differences)
             outcome.notes += notes
@@ -275,6 +293,15 @@ class _Batch:
                 if line not in said:
                     self._reporter.say(line)
                     said.add(line)
+        self._tell_lacking()
+
+    def _tell_lacking(self) -> None:
+        """Which clips will fail for want of their models, by file and line. Raises ModelMissingError if all would."""
+        told = lacking(self._outcomes, self._settings)
+        if told and all(outcome.lacking is not None for outcome in self._outcomes):
+            raise ModelMissingError(" ".join(told))
+        for sentence in told:
+            complain(ModelMissingError(sentence), self._err)
 
     def _tell_estimates(self) -> int:
         """What the batch will take; returns the exit code."""
@@ -289,7 +316,10 @@ class _Batch:
         for reason, stem in blocked.items():
             complain(CannotRunError(reason), self._err, f"{stem} is blocked")
         self._reporter.say("Dry run: nothing was made.")
-        return CannotRunError.exit_code if blocked else EXIT_OK
+        good = [outcome for outcome in self._outcomes if outcome.can_be_made]
+        if len(good) == len(self._outcomes):
+            return EXIT_OK
+        return EXIT_FAILED if good else CannotRunError.exit_code
 
     # -- while and after --
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app import video
-from app.errors import KinetileError, UsageError, mistakes_of, refuse_all
+from app.answers import PlanAnswer
+from app.errors import KinetileError, ModelMissingError, PlanRefusedError, UsageError, mistakes_of, refuse_all
 from app.estimate import Estimate, disk_need
 from app.job_types import name_of_clip
 from app.loras import missing_loras
@@ -26,6 +27,7 @@ from app.plain import to_data
 from app.presets import NamedRequest, read_each, read_source
 from app.queue.jobs import Job, JobSpec
 from app.queue.keeper import error_from
+from app.queue.service import Service
 from app.request import Assignment, GenerationRequest, canonical
 from app.strict_json import short
 from app.versions import versions
@@ -33,6 +35,9 @@ from app.video import outputs
 
 MAX_CLIPS = 10_000
 """Most clips of one run: a small file can ask for ten million."""
+
+MOST_NAMED = 3
+"""Sources that are named in one sentence."""
 
 State = Literal["waiting", "running", "done", "failed", "crashed", "cancelled"]
 
@@ -88,7 +93,7 @@ class BatchSettings:
 @dataclass
 class Outcome:
     """One clip of the batch and what became of it. `job` once it is in the queue; `skipped`: an earlier run made it.
-    `tokens`: how much of the prompt the model reads, None where that can't be told.
+    `tokens`: how much of the prompt the model reads, None where that can't be told. `lacking`: its model is not here.
     """
 
     spec: JobSpec
@@ -98,6 +103,12 @@ class Outcome:
     estimate: Estimate | None = None
     notes: list[str] = field(default_factory=list)
     tokens: TokenUse | None = None
+    lacking: ModelMissingError | None = None
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether nothing is known that keeps it from being made, or it is made already."""
+        return self.skipped or (self.lacking is None and (self.estimate is None or self.estimate.fits))
 
     @property
     def state(self) -> State:
@@ -108,7 +119,7 @@ class Outcome:
     def error(self) -> KinetileError | None:
         """Why there is no clip."""
         if self.job is None or self.job.error is None:
-            return None
+            return self.lacking
         return error_from(to_data(self.job.error))
 
     def to_dict(self) -> dict[str, Any]:
@@ -301,6 +312,36 @@ def resumed(outcomes: Sequence[Outcome], known: Mapping[str, Job]) -> None:
             outcome.spec = replace(
                 spec, asked=spec.asked.model_copy(update=seed), request=spec.request.model_copy(update=seed)
             )
+
+
+def plan_of(spec: JobSpec, service: Service, settings: BatchSettings) -> PlanAnswer | ModelMissingError:
+    """The accelerators of a clip, or that its model is not here. Raises CannotRunError, naming the clip's source, for
+    a forced one that can't run.
+    """
+    with settings.blaming(spec.origin):
+        try:
+            return service.plan(spec.request, spec.recorded_plan)
+        except ModelMissingError as error:
+            return error
+        except PlanRefusedError as error:
+            if {"accel", "model"} & settings.written.keys():
+                raise
+            raise PlanRefusedError(f"{spec.origin}: {error}") from error
+
+
+def lacking(outcomes: Sequence[Outcome], settings: BatchSettings) -> list[str]:
+    """Which models are not here, a sentence each that names the file and line, or what was typed, that asks for it."""
+    asking: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        if outcome.lacking is not None:
+            named = settings.written.get("model", outcome.spec.origin)
+            asking.setdefault(str(outcome.lacking), {})[named] = None
+    found = []
+    for sentence, origins in asking.items():
+        more = len(origins) - MOST_NAMED
+        some = ", ".join(list(origins)[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        found.append(f"{some}: {sentence}")
+    return found
 
 
 def _series(key: str) -> tuple[tuple[str, str], int]:
