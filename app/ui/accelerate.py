@@ -8,14 +8,14 @@ plain PyTorch, which has a row and a switch of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
 
 from app.answers import Accelerator
 from app.errors import CannotRunError, KinetileError, UsageError
-from app.models import family_for
+from app.models import family_for, sources
 from app.plain import to_data
 from app.queue.service import with_preferences
 from app.request import MAX_GPUS, AccelPreferences, GenerationRequest
@@ -47,10 +47,10 @@ def build(context: Context) -> TabParts:
     looking = '<p class="kt-quiet">Looking at this machine …</p>'
     table = actions(looking, script("details.js"), elem_id="kt-accelerators")
     gr.HTML(
-        '<p class="kt-quiet">Switches are kept and act on the next clip; what you switch off again returns to '
-        "automatic. Automatic chooses the fastest exact backend that this machine has proved; approximate ones are "
-        "used when you switch them on, or when a full benchmark found them faster and their clips alike. For plain "
-        "PyTorch switch its own row on: the first of each group.</p>",
+        '<p class="kt-quiet">Switches are kept and act on the next clip. A hollow switch is what automatic took: press '
+        "it for plain PyTorch in its place, the first row of each group. A full one is your own choice: press it again "
+        "to return to automatic. Automatic chooses the fastest exact backend that this machine has proved; approximate "
+        "ones are used when you switch them on, or when a full benchmark found them faster and their clips alike.</p>",
         apply_default_css=False,
     )
     rest = gr.HTML("", apply_default_css=False, elem_id="kt-machine-rest")
@@ -95,28 +95,37 @@ class _Tab:
         preferences, count, problem = self.context.service.preferences(), _count(gpus), ""
         try:
             rows = self.rows(model, count)
-        except CannotRunError as error:
-            if count == 1:
-                raise
-            rows, problem = self.rows(model), sentences_html([f"{error} The table is for one device."], "bad")
-            count = 1
+        except KinetileError as error:
+            if count == 1 or not isinstance(error, CannotRunError):
+                return self._without_table(error)
+            problem = sentences_html([f"{error} The table is for one device."], "bad")
+            try:
+                rows, count = self.rows(model), 1
+            except KinetileError as other:
+                return self._without_table(other)
         return [self._seen(), table_html(rows, preferences, count), problem]
+
+    def _without_table(self, error: KinetileError) -> list[Any]:
+        """What is shown of a model of which nothing can be said; whatever happens next, that is tried again."""
+        return [replace(self._seen(), preferences=None), "", machine_html(None, str(error))]
 
     def rows(self, model: str, gpus: int = 1) -> tuple[Accelerator, ...]:
         """Every backend for clips of the model's usual size, under the stored preferences. Raises CannotRunError where
         so many GPUs can't make one.
         """
-        service = self.context.service
+        service, family = self.context.service, family_for(model)
+        if why := sources.why_not_here(family):
+            raise CannotRunError(why)
         # with a prompt there is guidance, whose two branches are dealt out
         asked = GenerationRequest(model=model, prompt="any", accel=AccelPreferences(gpus=gpus))
-        return service.accelerators(with_preferences(family_for(model).normalise(asked).request, service.preferences()))
+        return service.accelerators(with_preferences(family.normalise(asked).request, service.preferences()))
 
     def refresh(self, seen: Seen, model: str, gpus: object, pair: int) -> list[Any]:
         """After a clip ended, a switch was moved in another browser, or a measurement began or ended."""
         now = self._seen()
         if seen == now:
-            return [gr.skip()] * 9
-        measured = self.readouts.show(model, pair) if seen.measured != now.measured else [gr.skip()] * 6
+            return [gr.skip()] * 11
+        measured = self.readouts.show(model, pair) if seen.measured != now.measured else [gr.skip()] * 8
         if (seen.last, seen.preferences) == (now.last, now.preferences) and now.measured[1] != "done":
             return [now, gr.skip(), gr.skip(), *measured]
         return [*self.load(model, gpus), *measured]
@@ -207,5 +216,8 @@ def switched(
     if getattr(preferences, setting) != "auto":
         return chosen(preferences, setting, "auto")
     if row.reference:
-        raise UsageError(f"{row.title} serves where nothing else does: switch another one on in its place.")
+        raise UsageError(
+            f"{row.title} is what automatic took, and what is left where every other row is off: to use another one, "
+            "press the switch of its row."
+        )
     return chosen(preferences, setting, reference)

@@ -96,7 +96,7 @@ def state_of(row: Accelerator) -> State:
         return State("unavailable", "unavailable")
     if row.state == "off":
         return State("off", "off")
-    how = "on, chosen by you" if row.forced else "on"
+    how = "on, chosen by you" if row.forced else "on, automatically"
     if row.reference:
         return State("plain", f"{how}: plain PyTorch")
     if not row.exact:
@@ -154,7 +154,10 @@ def _row(row: Accelerator, title: str) -> str:
     if row.state == "unavailable" and not _REMEDY.search(reasons):
         reasons += f" Nothing to do: it needs {'another model' if row.setting == 'cache' else 'other hardware'}."
     disabled = row.state == "unavailable"
-    switch = _switch(row.state == "on", f"{title}: {row.title}", "toggle", disabled, setting=row.setting, name=row.name)
+    on, label = row.state == "on", f"{title}: {row.title}"
+    by = "automatic" if on and not row.forced else "hand"
+    label += ", taken automatically" if by == "automatic" else ""
+    switch = _switch(on, label, "toggle", disabled, setting=row.setting, name=row.name, by=by)
     return (
         f'<tr class="kt-look-{state.look}"><th scope="row"><span class="kt-name">{escaped(row.title)}</span> '
         f"<code>{escaped(row.name)}</code></th>"

@@ -327,8 +327,8 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
         return ""
     request, switches = made.request, ""
     try:
-        if words := of_the_switches(request, context.service.preferences()):
-            switches = f'<p class="kt-hint">{escaped(words)}</p>'
+        if asked := of_the_switches(request, context.service.preferences()):
+            switches = f'<p class="kt-hint">{escaped(asked)}</p>'
         found = context.service.estimate(context.wished(request))
     except KinetileError as error:
         told = "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'

@@ -21,7 +21,15 @@ from app.request import AccelPreferences, GenerationRequest, parse_request
 from app.ui.context import QUICK, Context, told
 from app.ui.endpoints import add_endpoints
 from app.ui.live import data_uri
-from app.ui.readouts_view import MEANING, compared_html, panel_html, progress_words, results_html, sides_html
+from app.ui.readouts_view import (
+    MEANING,
+    beside_html,
+    compared_html,
+    panel_html,
+    progress_words,
+    results_html,
+    sides_html,
+)
 from app.ui.rows import HEARD, actions, read_data, script
 
 AUTOMATIC, SWITCHED = "Automatic", "As switched above"
@@ -55,15 +63,17 @@ class Readouts:
             first = gr.Dropdown(choices, value=REFERENCE, label="Left", filterable=False, elem_id="kt-left")
             second = gr.Dropdown(choices, value=AUTOMATIC, label="Right", filterable=False, elem_id="kt-right")
             compare = gr.Button("Compare on the clip in Create", elem_id="kt-compare")
+        beside = actions("", script("readouts.js"), server_functions=[progress], elem_id="kt-comparing")
         compared = gr.HTML("", apply_default_css=False, elem_id="kt-compared")
         with gr.Column(visible=False) as pictures:
             frame = gr.Slider(1, 2, 1, step=1, label="Frame", elem_id="kt-frame")
             sides = gr.HTML("", apply_default_css=False, elem_id="kt-sides")
             slider = gr.ImageSlider(show_label=False, interactive=False, elem_id="kt-slider", max_height=640)
         self.pair = pair = gr.State(0)
-        shown = [panel, results, compared, pictures, frame, pair]
-        panel.click(told(self.act), [self.model, *self.context.form.components], shown, **HEARD)
-        panel.apply(self.show, [self.model, pair], shown, **HEARD)
+        shown = [panel, results, beside, compare, compared, pictures, frame, pair]
+        for bar in (panel, beside):
+            bar.click(told(self.act), [self.model, *self.context.form.components], shown, **HEARD)
+            bar.apply(self.show, [self.model, pair], shown, **HEARD)
         self.model.change(self.show, [self.model, pair], shown, **HEARD)
         compare.click(told(self.side_by_side), [first, second, *self.context.form.components], shown, **HEARD)
         for changed in (pair.change, frame.release):
@@ -90,8 +100,8 @@ class Readouts:
             state = self.context.service.measuring()
             data = self.context.service.readouts()
         except KinetileError as error:
-            return [panel_html(Measuring(state="failed", error=str(error))), *[gr.skip()] * 5]
-        return [panel_html(state), results_html(data, model), *self._compared(state, pair)]
+            return [panel_html(Measuring(state="failed", error=str(error))), *[gr.skip()] * 7]
+        return [panel_html(state), results_html(data, model), *_beside(state), *self._compared(state, pair)]
 
     def act(self, model: str, event: gr.EventData, *values: Any) -> list[Any]:
         """A button of the panel. What is measured is the form's clip, where that is of this model."""
@@ -102,7 +112,7 @@ class Readouts:
                 self.context.service.measure(bench_of(request, pace == "quick"))
             case "cancel":
                 self.context.service.stop_measuring()
-        return [panel_html(self.context.service.measuring()), *[gr.skip()] * 5]
+        return self._going_on()
 
     def side_by_side(self, first: str, second: str, *values: Any) -> list[Any]:
         """Make the form's clip under both plans."""
@@ -110,7 +120,11 @@ class Readouts:
         service = self.context.service
         plans = tuple(plan_of(name, service.preferences()) for name in (first, second))
         service.measure(comparison_of(request, plans, (first, second)))
-        return [panel_html(service.measuring()), *[gr.skip()] * 5]
+        return self._going_on()
+
+    def _going_on(self) -> list[Any]:
+        state = self.context.service.measuring()
+        return [panel_html(state), gr.skip(), *_beside(state), *[gr.skip()] * 4]
 
     def look(self, number: float) -> list[Any]:
         """That frame of both clips: whose is on which side, and the slider's data."""
@@ -161,6 +175,11 @@ class Readouts:
             return self.context.service.readouts()
 
         add_endpoints(benchmark, compare_plans, measuring, measuring_stop, readouts)
+
+
+def _beside(state: Measuring) -> list[Any]:
+    """How it stands where two plans are compared, and the button there, which waits while anything is measured."""
+    return [beside_html(state), gr.update(interactive=state.is_over)]
 
 
 def bench_of(request: GenerationRequest, quick: bool) -> MeasureAsk:

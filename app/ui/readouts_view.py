@@ -24,13 +24,7 @@ CHART = "Every backend at this model's calls"
 def panel_html(state: Measuring) -> str:
     """The buttons, or how far the measurement is."""
     if not state.is_over:
-        percent = round(state.fraction * 100)
-        return (
-            f'<div class="kt-measuring" data-number="{state.number}"><div class="kt-now">'
-            f'<span class="kt-state" role="status">{escaped(progress_words(state))}</span>'
-            f'<span class="kt-bar" role="progressbar" aria-label="Measuring" aria-valuenow="{percent}">'
-            f'<i style="width: {percent}%"></i></span></div>{button("Cancel", "cancel")}</div>'
-        )
+        return _bar(state)
     told = ""
     if state.state == "failed":
         told = sentences_html([state.error], "bad")
@@ -42,6 +36,24 @@ def panel_html(state: Measuring) -> str:
         "and compares clips of 20 prompts."
     )
     return f'{told}<div class="kt-buttons">{buttons}</div><p class="kt-quiet">{about}</p>'
+
+
+def beside_html(state: Measuring) -> str:
+    """The same beside the button that compares: how far it is, or why there is no comparison; nothing otherwise."""
+    if not state.is_over:
+        return _bar(state)
+    ended = {"failed": (state.error, "bad"), "stopped": (state.text, "note")}.get(state.state)
+    return sentences_html([ended[0]], ended[1]) if ended and state.kind == "compare" else ""
+
+
+def _bar(state: Measuring) -> str:
+    percent = round(state.fraction * 100)
+    return (
+        f'<div class="kt-measuring" data-number="{state.number}"><div class="kt-now">'
+        f'<span class="kt-state" role="status">{escaped(progress_words(state))}</span>'
+        f'<span class="kt-bar" role="progressbar" aria-label="Measuring" aria-valuenow="{percent}">'
+        f'<i style="width: {percent}%"></i></span></div>{button("Cancel", "cancel")}</div>'
+    )
 
 
 def progress_words(state: Measuring) -> str:
@@ -56,7 +68,9 @@ def results_html(data: Mapping[str, Any], model: str) -> str:
     stale = [f"Figures of {one['name']} ({one['when'][:10]}) are stale: {one['why']}." for one in data["stale"]]
     notes = sentences_html([*stale, *data["problems"]])
     if results is None or made is None:
-        return f'<p class="kt-empty">Nothing was measured on this machine yet: run a benchmark.</p>{notes}'
+        return (
+            f'<p class="kt-empty">Nothing was measured for this model on this machine yet: run a benchmark.</p>{notes}'
+        )
     remarks = "".join(f"<li>{escaped(line)}</li>" for line in words.remarks(results, made))
     drawn = f'<div class="kt-chart">{chart.svg(made.rows, CHART)}</div>'
     tables = "".join(

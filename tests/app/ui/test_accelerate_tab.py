@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from app.request import MAX_GPUS, AccelPreferences, GenerationRequest
 from app.ui.accelerate import _Tab, chosen, switched
 from app.ui.accelerate_view import MARKS, counts_of, machine_html, state_of, table_html
 from app.ui.context import Context
+from app.ui.readouts import Readouts
 from app.worker import questions
 from tests.accel.recorded import machine
 from tests.app.ui.desk import Desk
@@ -53,11 +55,11 @@ def row(**values: Any) -> Accelerator:
 @pytest.mark.parametrize(
     ("values", "look", "words"),
     [
-        ({"calls": 320, "served": 320}, "proved", "on: proved by the last clip"),
-        ({"calls": 320, "served": 319}, "unproved", "on: some calls fell back"),
-        ({}, "unproved", "on: not proved by a clip yet"),
-        ({"exact": False, "calls": 5, "served": 5}, "unproved", "on: approximate"),
-        ({"reference": True, "calls": 5, "served": 5}, "plain", "on: plain PyTorch"),
+        ({"calls": 320, "served": 320}, "proved", "on, automatically: proved by the last clip"),
+        ({"calls": 320, "served": 319}, "unproved", "on, automatically: some calls fell back"),
+        ({}, "unproved", "on, automatically: not proved by a clip yet"),
+        ({"exact": False, "calls": 5, "served": 5}, "unproved", "on, automatically: approximate"),
+        ({"reference": True, "calls": 5, "served": 5}, "plain", "on, automatically: plain PyTorch"),
         ({"forced": True, "calls": 5, "served": 5}, "proved", "on, chosen by you: proved by the last clip"),
         ({"state": "off"}, "off", "off"),
         ({"state": "unavailable"}, "unavailable", "unavailable"),
@@ -136,10 +138,40 @@ def test_off_again_is_as_before_and_plain_pytorch_is_a_choice_of_its_own(desk: D
     assert switched(auto, first, "vae", taken["vae"].name, False) == AccelPreferences(vae="stock")
     assert switched(auto, first, "vae", "stock", True) == AccelPreferences(vae="stock")
     plain = row(name="sdpa", title="PyTorch attention", reference=True)
-    with pytest.raises(UsageError, match="PyTorch attention serves where nothing else does: switch another one on"):
+    with pytest.raises(
+        UsageError, match=r"PyTorch attention is what automatic took, .*press the switch of its row[.]$"
+    ):
         switched(auto, [plain], "attention", "sdpa", False)
     caches = [row(setting="cache", name="none", reference=True, state="off"), row(setting="cache", name="mag")]
     assert switched(AccelPreferences(cache="mag:0.1"), caches, "cache", "mag", False) == auto
+
+
+def test_what_automatic_took_looks_other_than_what_a_person_chose(desk: Desk) -> None:
+    rows = desk.accelerators(GenerationRequest())
+    taken = next(item for item in rows if item.setting == "vae" and item.state == "on")
+    desk.set_preferences(AccelPreferences(vae=taken.name))
+    after = desk.accelerators(GenerationRequest())
+    found = []
+    for shown in (rows, after):
+        page = Reader(table_html(shown, AccelPreferences()))
+        switches = [one for _, one in page.tags if one.get("data-setting") == "vae" and one["data-name"] == taken.name]
+        found += [(one["aria-checked"], one["data-by"], one["aria-label"]) for one in switches]
+    label = f"Decoding: {taken.title}"
+    assert found == [("true", "automatic", f"{label}, taken automatically"), ("true", "hand", label)]
+
+
+def test_a_model_that_is_not_here_empties_the_table_and_says_why(desk: Desk) -> None:
+    readouts = Readouts(Context(desk, desk.home), None)
+    tab = _Tab(readouts.context, readouts)
+    for gpus in (1, 2):
+        seen, table, problem = tab.show("wan2.1-i2v-14b-720p", gpus)
+        assert table == ""
+        assert "Wan 2.1 I2V 14B 720p is not on this machine" in Reader(problem).text
+    assert tab.refresh(seen, "wan2.1-i2v-14b-720p", 1, 0)[1:3] == [table, problem], "it may have been fetched meanwhile"
+    assert "Nothing was measured for this model on this machine yet" in readouts.show("wan2.1-i2v-14b-720p")[1]
+    seen, table, problem = tab.show("starter")
+    assert (problem, tab.refresh(seen, "starter", 1, 0)[1]) == ("", gr.skip())
+    assert table
 
 
 @given(st.text(max_size=20), st.text(max_size=20))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from playwright.sync_api import expect
 
 from accel.readouts.results import Clip, Measurement, Peak, Place, Results
 from app.errors import UsageError
@@ -81,7 +82,7 @@ def test_figures_and_stale_ones_are_told_and_escaped() -> None:
         assert says in page.text
     assert page.text.count("a clip") == 1
     other = Reader(results_html({"results": results().to_dict(), "stale": [], "problems": []}, "another"))
-    assert "Nothing was measured on this machine yet" in other.text
+    assert "Nothing was measured for this model on this machine yet" in other.text
 
 
 def test_two_plans_are_compared_in_a_sentence() -> None:
@@ -184,6 +185,21 @@ def test_the_slider_says_which_plan_is_on_which_side() -> None:
     assert sides.index(f"Left: {REFERENCE}") < sides.index("Right: <mine>")
 
 
+def test_a_comparison_is_told_beside_its_button_which_waits(desk: Desk) -> None:
+    part = Readouts(Context(desk, desk.home), None)
+    values = values_of(GenerationRequest(prompt="a boat", steps=7)).values()
+    _, _, beside, button, *_ = part.side_by_side(REFERENCE, AUTOMATIC, *values)
+    assert "25%, the machine's peak" in Reader(beside).text
+    assert "Cancel" in Reader(beside).text
+    assert button["interactive"] is False
+    assert part.show("starter")[3]["interactive"] is False
+    desk.state = replace(desk.state, state="failed", error="it broke")
+    _, _, beside, button, *_ = part.show("starter")
+    assert (Reader(beside).text.strip(), button["interactive"]) == ("it broke", True)
+    desk.state = replace(desk.state, kind="bench")
+    assert part.show("starter")[2] == "", "that is told at the top"
+
+
 # -- in a browser --
 
 
@@ -217,7 +233,10 @@ def test_two_plans_of_the_forms_clip_stand_in_a_slider(tab: Tab, served: Served)
     tab.fill(Prompt="a red ball", Width=SMALL["width"], Height=SMALL["height"], Frames=SMALL["frames"], Steps=2)
     tab.show("Accelerate")
     tab.page.locator("#kt-compare").click()
+    tab.page.locator("#kt-comparing").get_by_role("progressbar").wait_for(timeout=PATIENCE)
+    assert tab.page.locator("#kt-compare").is_disabled()
     tab.page.locator("#kt-compared .kt-figures").wait_for(timeout=PATIENCE * 2)
+    expect(tab.page.locator("#kt-compare")).to_be_enabled()
     text = tab.page.locator("#kt-compared").inner_text()
     for says in ("Plain PyTorch, fp32", "Automatic", "dB", "SSIM"):
         assert says in text
