@@ -19,6 +19,7 @@ from app.strict_json import Document, parse, short
 MAX_UPLOAD_BYTES = 512 * 1024 * 1024
 """Largest upload that is read: a clip of minutes; a preset is far smaller and has its own limit."""
 _PICTURES = ("image", "last_image")
+_BATCH = (".jsonl", ".ndjson")
 
 
 def from_text(text: str) -> NamedRequest:
@@ -50,18 +51,30 @@ def from_upload(path: Path, name: str = "") -> NamedRequest:
         if path.stat().st_size > MAX_UPLOAD_BYTES:
             limit = MAX_UPLOAD_BYTES // (1024 * 1024)
             raise UsageError(f"{known} is larger than {limit:,} MiB; no preset or clip of Kinetile is.")
+        if path.suffix.lower() in _BATCH and (count := _lines_in(path)) > 1:
+            raise _batch(known, count)  # whatever its lines are
         found = read_source(str(path))
     except OSError as error:
         raise UsageError(f"{known} can't be read ({error.strerror or error}); upload it again.") from error
     except KinetileError as error:
         raise type(error)(str(error).replace(str(path), known).replace(str(path.parent), "its folder")) from error
     if len(found) > 1:
-        raise UsageError(
-            f"{known} is a batch of {len(found):,} requests, the page takes one at a time; bring one of its lines as a "
-            "file of its own (on the command line: python launch.py --headless FILE)."
-        )
+        raise _batch(known, len(found))
     (one,) = found
     return _without_pictures(replace(one, name=Path(known).stem, origin=known, folder=None), known)
+
+
+def _batch(known: str, count: int) -> UsageError:
+    return UsageError(
+        f"The page takes one preset at a time, and {known} is a batch of {count:,} requests; bring one of its lines as "
+        "a file of its own (on the command line: python launch.py --headless FILE)."
+    )
+
+
+def _lines_in(path: Path) -> int:
+    """How many lines of a file ask for something."""
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
 
 
 def _with_envelope(document: Document) -> Document:

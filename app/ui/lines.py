@@ -40,7 +40,8 @@ class Lines:
         refused: Mapping[Any, Any] | None = None,
     ) -> Callable[..., list[Any]]:
         """An event's function that tells its expected errors at `place` and takes away what stood at any; `outputs` are
-        those without the lines. They stay as they are where it fails, but those in `refused`.
+        those without the lines. They stay as they are where it fails, but those in `refused`: their values then, or
+        functions that make them.
         """
 
         @functools.wraps(function)
@@ -48,7 +49,8 @@ class Lines:
             try:
                 done, words = list(function(*values, **named)), ""
             except KinetileError as error:
-                done = [(refused or {}).get(output, gr.skip()) for output in outputs]
+                values_then = [(refused or {}).get(output, gr.skip()) for output in outputs]
+                done = [value() if callable(value) else value for value in values_then]
                 words = f'<p class="kt-problem" role="alert">{escaped(on_page(error))}</p>'
             return [*done, *(words if name == place else "" for name in self._by_place)]
 

@@ -7,6 +7,7 @@ nothing runs before Generate is pressed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,8 @@ def build(context: Context) -> TabParts:
     tab = _Tab(context)
     shown = [chosen, listed, detail, renaming, new_title]
     noted = [*shown, notices, notice]
+    # whatever was looked at before is not what was handed over
+    nothing = {output: functools.partial(tab.part_of_nothing, at) for at, output in enumerate(shown)}
 
     def heard(event: Any, place: str, function: Any, inputs: list[Any], outputs: list[Any], refused: Any = None) -> Any:
         return event(lines.at(place, function, outputs, refused), inputs, [*outputs, *lines.components], **HEARD)
@@ -85,14 +88,14 @@ def build(context: Context) -> TabParts:
 
     def taken(event: Any) -> None:
         # whoever dropped it anywhere on the page is told where files are imported
-        to_here = {context.tabs: gr.update(selected="presets")}
+        to_here = {**nothing, context.tabs: gr.update(selected="presets")}
         then_compare(heard(event, "file", tab.taken, [], [*shown, context.tabs], refused=to_here))
 
     then_compare(heard(listed.select, "list", tab.open, [], shown))
-    then_compare(heard(read.click, "paste", tab.paste, [pasted], shown))
+    then_compare(heard(read.click, "paste", tab.paste, [pasted], shown, refused=nothing))
     taken(file.upload)
     saved = [title, notes, overwrite, notices, *context.form.components]
-    then_compare(heard(save.click, "save", tab.save, saved, noted))
+    then_compare(heard(save.click, "save", tab.save, saved, [*noted, overwrite]))
     heard(detail.apply, "detail", tab.apply, [chosen], [*context.form.components, context.tabs]).then(**TO_FORM)
     then_compare(heard(detail.click, "detail", tab.act, [chosen, notices], noted))
     heard(rename.click, "detail", tab.rename, [chosen, new_title, notices], noted)
@@ -128,6 +131,10 @@ class _Tab:
             gr.update(visible=own),
             chosen.title if chosen is not None and own else "",
         ]
+
+    def part_of_nothing(self, at: int) -> Any:
+        """One of the values of `show` while no preset is looked at."""
+        return self.show(None)[at]
 
     def open(self, event: gr.EventData) -> list[Any]:
         """A preset of the list."""
@@ -193,7 +200,9 @@ class _Tab:
             path = save_own(self.context.home, preset, overwrite=bool(overwrite))
         except NameTakenError as error:
             raise self._taken(preset.title, f"choose another title, or tick “{REPLACE}”") from error
-        return [*self.show(self._entry("own", path.stem)), *_noted(notices, _now_called("Saved as", preset.title))]
+        notice = _noted(notices, _now_called("Saved as", preset.title))
+        # what was ticked was meant for this once
+        return [*self.show(self._entry("own", path.stem)), *notice, False]
 
     def _taken(self, title: str, way_out: str) -> UsageError:
         """What to say of a name that another preset has, by that one's own title."""

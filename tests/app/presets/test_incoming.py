@@ -99,7 +99,11 @@ def test_a_batch_of_many_is_for_the_command_line_and_the_page_says_what_to_do_th
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     with pytest.raises(UsageError, match=r"many.jsonl is a batch of 2 requests.*launch.py --headless FILE") as told:
         from_upload(path)
-    assert on_page(told.value).endswith("the page takes one at a time; bring one of its lines as a file of its own.")
+    assert on_page(told.value).startswith("The page takes one preset at a time, and ")
+    assert on_page(told.value).endswith("bring one of its lines as a file of its own.")
+    path.write_text('{"prompt": 1}\n\n{"steps": 0}\nno request\n')
+    with pytest.raises(UsageError, match=r"^The page takes one preset at a time, and 4f1c.jsonl is a batch of 3 req"):
+        from_upload(path, "4f1c.jsonl")
 
 
 def test_what_is_gone_or_too_large_is_said(tmp_path: Path) -> None:

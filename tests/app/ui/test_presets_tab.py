@@ -138,11 +138,16 @@ def test_a_hostile_preset_is_refused_with_its_sentence(tab: Tab, tmp_path: Path,
     path = tmp_path / "evil.json"
     path.write_bytes(content)
     tab.fill(Prompt="kept")
+    tab.show("Presets").page.locator("#kt-preset-list .kt-preset").first.click()
+    chosen = tab.page.locator('#kt-preset button[data-do="apply"]')
+    chosen.wait_for()
     drop(tab, path)
     message = tab.page.locator(TOLD)
     message.wait_for()
     assert says in message.inner_text()
     assert "/tmp" not in message.inner_text()
+    chosen.wait_for(state="detached")
+    assert tab.page.locator("#kt-preset-list [aria-current=true], #kt-preset-list [aria-pressed=true]").count() == 0
     assert tab.page.locator(".toast-body").count() == 0
     above = tab.page.locator("#kt-import-file").bounding_box()
     assert 0 <= message.bounding_box()["y"] - above["y"] - above["height"] < 40, "it is told elsewhere"
@@ -179,7 +184,7 @@ def test_a_title_that_is_taken_is_told_in_the_words_of_the_box(own: _Tab) -> Non
         own.save("über mich", "", False, 0, *form)
     path = Home(own.context.home.root).presets / "über-mich.json"
     assert load_preset(path).request["prompt"] == ASKED.prompt
-    own.save("über mich", "", True, 0, *form)
+    assert own.save("über mich", "", True, 0, *form)[-1] is False, "the next one would be replaced without a word"
     assert load_preset(path).request["prompt"] == "another"
     save_own(own.context.home, Preset.of(ASKED, "Mine"))
     with pytest.raises(UsageError, match=r"“Mine” already: choose another title[.]$"):
@@ -194,8 +199,8 @@ def test_what_is_imported_twice_is_kept_twice(own: _Tab) -> None:
 
 def test_a_shipped_presets_title_is_not_taken_without_a_word(own: _Tab) -> None:
     form = values_of(GenerationRequest(prompt="another")).values()
-    assert "A shipped preset is called that too." in own.save("lift-off", "", False, 0, *form)[-1]
-    assert "shipped" not in own.save("Something else", "", False, 0, *form)[-1]
+    assert "A shipped preset is called that too." in own.save("lift-off", "", False, 0, *form)[-2]
+    assert "shipped" not in own.save("Something else", "", False, 0, *form)[-2]
     assert "A shipped preset is called that too." in own.rename(own._entry("own", "something-else"), "Bounce", 0)[-1]
 
 
