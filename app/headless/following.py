@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from app.errors import KinetileError, UsageError
 from app.headless.batch import Outcome
+from app.headless.words import clips_text
 from app.interrupt import Interrupts
 from app.progress import Progress
 from app.queue.jobs import Job
@@ -31,6 +32,7 @@ class Follower:
         self.on_news: Callable[[str], None] = lambda text: None
         self._outcomes: dict[int, Outcome] = {}
         self._begun: set[int] = set()
+        self._waits = False
         self._stopping = False
         self.finish_running = False
         """After Ctrl-C the clips that are being made are waited for, rather than stopped."""
@@ -81,6 +83,17 @@ class Follower:
         self._want()
         if self._outcomes and not self._service.owner:
             self.on_news("Another Kinetile has this data folder's queue: the clips are handed over to it.")
+            self._tell_place()
+
+    def _tell_place(self) -> None:
+        """How many clips of others come first, where it is not our turn at once."""
+        now = self._service.snapshot()
+        first = next((place for place, job in enumerate(now.waiting) if job.id in self._outcomes), len(now.waiting))
+        running = now.running is not None and now.running.id not in self._outcomes
+        before = running + sum(not job.held for job in now.waiting[:first])
+        self._waits = bool(before) and not any(one.state == "running" for one in self._outcomes.values())
+        if self._waits:
+            self.on_news(f"Waiting behind {clips_text(before)}.")
 
     def _want(self) -> None:
         for batch in {outcome.spec.batch for outcome in self._outcomes.values()}:
@@ -144,6 +157,9 @@ class Follower:
     def _begin(self, identity: int) -> None:
         if identity not in self._begun:
             self._begun.add(identity)
+            if self._waits:
+                self._waits = False
+                self.on_news("The wait is over: the first clip begins.")
             self.on_begin(self._outcomes[identity])
 
     def _is_over(self, outcome: Outcome) -> bool:

@@ -277,6 +277,23 @@ def test_a_batch_hands_its_clips_to_the_owner_and_follows_them(runs: Runs, page:
     assert [job.spec.name for job in page.history().jobs] == ["ball", "ball"]
 
 
+def test_a_batch_behind_others_says_behind_how_many_and_when_it_begins(runs: Runs, page: Service) -> None:
+    page.submit([spec(runs.out, seed=80, steps=60), spec(runs.out, seed=81), spec(runs.out, seed=82)])
+    until(lambda: page.snapshot().running is not None)
+    page.submit([spec(runs.out, seed=83)], held=True)
+    assert runs.run(runs.preset("ball")) == 0, runs.stderr
+    _, _, after = runs.stdout.partition("Waiting behind 3 clips.\n")
+    assert after.startswith("The wait is over: the first clip begins.\n"), runs.stdout
+    assert "1 of 1 made" in after
+
+
+def test_who_need_not_wait_hears_nothing_of_waiting(runs: Runs, page: Service) -> None:
+    assert runs.run(runs.preset("ball"), count=2) == 0, runs.stderr
+    assert "handed over" in runs.stdout
+    assert "Waiting behind" not in runs.stdout
+    assert "wait is over" not in runs.stdout
+
+
 def test_nothing_is_said_to_be_handed_over_that_is_not(runs: Runs, page: Service) -> None:
     assert runs.run(runs.preset("ball"), count=2, dry_run=True) == 0
     assert f"Would make 2 clips in {runs.out}" in runs.stdout
