@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,17 @@ def read_each(text: str, home: Home | None = None) -> Iterator[NamedRequest | Us
         return
     name = text.strip().removesuffix(".json")
     entries = (*shipped_presets(), *(own_presets(home) if home else ()))
-    named = next((entry for entry in entries if entry.name == name), None)
+    named = next((entry for entry in entries if entry.name == name), None) or _titled(entries, name)
     if named is None:
         raise UsageError(_nothing(text, [entry.name for entry in entries]))
     yield from _from_file(named.path)
+
+
+def _titled(entries: Sequence[PresetEntry], title: str) -> PresetEntry | None:
+    """The one preset that the page shows under this title."""
+    meant = title.casefold()
+    found = [entry for entry in entries if entry.preset is not None and entry.preset.title.casefold() == meant]
+    return found[0] if len(found) == 1 else None
 
 
 def _existing(text: str) -> Path | None:
@@ -211,9 +218,12 @@ def _nothing(text: str, names: list[str]) -> str:
             f"There is no file {shown!r}: name a preset (.json), a batch (.jsonl), a clip made by Kinetile (.mp4), or "
             f"an example such as {FIRST}."
         )
-    return (
-        f"{shown!r} is no file, share code or preset: {nearest(shown, names, 'the folder presets and the page hold')}."
+    told = (
+        f"{shown!r} is no file, share code or preset: {nearest(shown, names, 'the folder presets and the page hold')}"
     )
+    if len(shown.split()) > 1:
+        told += '; to make a clip of these words, write --headless --set "prompt=…"'
+    return f"{told}."
 
 
 __all__ = [

@@ -149,6 +149,15 @@ def test_shipped_and_own_presets_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         read_source("my-ball")
 
 
+def test_a_preset_is_found_by_the_title_that_the_page_shows_unless_two_have_it(home: Home) -> None:
+    assert read_source("lift-OFF")[0].request == read_source("starter-rocket")[0].request
+    save_own(home, Preset.of(ASKED, "Große Fahrt"), "first")
+    assert read_source("GROSSE fahrt", home)[0].request == ASKED
+    save_own(home, Preset.of(ASKED, "große fahrt"), "second")
+    with pytest.raises(UsageError, match="is no file, share code or preset"):
+        read_source("Große Fahrt", home)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -159,6 +168,7 @@ def test_shipped_and_own_presets_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         ("\0", "is no file"),
         ("x" * 5000, "is no file"),
         ("KT9-AAAA", "update"),
+        ("a red ball flies", 'to make a clip of these words, write --headless --set "prompt=…".'),
     ],
 )
 def test_what_is_nothing_is_told_what_is_possible(text: str, says: str) -> None:
