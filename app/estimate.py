@@ -197,8 +197,12 @@ def why_unsaved(folder: Path, needed: int) -> list[str]:
 # -- time --
 
 
+_TELLING = ("device", "dtype", "linear", "cache", "attention")
+"""What the transformer's speed depends on, the most first: by this the nearest of other plans is found."""
+
+
 def engaged_key(plan: Mapping[str, Any]) -> str:
-    """Equal for plans that engage the same, whatever their reasons."""
+    """Equal for plans that engage the same, whatever their reasons; what the speed depends on stands behind it."""
     choices = sorted(
         (stage["stage"], name, value["engaged"])
         for stage in plan.get("stages", ())
@@ -207,7 +211,21 @@ def engaged_key(plan: Mapping[str, Any]) -> str:
     )
     fit = [plan.get(name, {}).get("engaged") for name in ("offload", "tiling", "text_encoder")]
     fit += [str(plan["ranks"]["count"])] if "ranks" in plan else []
-    return hashlib.sha256(repr((choices, plan.get("threads", {}).get("engaged"), fit)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((choices, plan.get("threads", {}).get("engaged"), fit)).encode()).hexdigest()[:16]
+    stages = {stage["stage"]: stage for stage in plan.get("stages", ())}
+    return " ".join([digest, *(_engaged(stages, "transformer", name, "-") for name in _TELLING)])
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two keys are of the same plan; those of earlier versions end with the digest."""
+    return one.partition(" ")[0] == other.partition(" ")[0]
+
+
+def _likeness(one: str, other: str) -> tuple[bool, ...]:
+    """Larger the more two plans' speeds will be alike."""
+    told, wanted = one.split()[1:], other.split()[1:]
+    same = [left == right for left, right in zip(told, wanted, strict=False)]
+    return tuple(all(same[: place + 1]) for place in range(len(same)))
 
 
 def loaded_key(model: str, plan: Mapping[str, Any]) -> str:
@@ -245,8 +263,9 @@ def times(
     imported: bool = True,
 ) -> Times:
     """Seconds per stage from the clips in `earlier` (newest first, all of the request's model): those of the same
-    accelerators and size if there are any, else scaled from the nearest size. frame_step: frames that the model makes
-    of one picture of its latents, all but the first. imported: the worker has imported what models are made of.
+    accelerators and size if there are any, else of the nearest plan, scaled from the nearest size. frame_step: frames
+    that the model makes of one picture of its latents, all but the first. imported: the worker has imported what models
+    are made of.
     """
     forwards = forwards_of(request)
     wanted = Measured(
@@ -260,18 +279,25 @@ def times(
         {},
     )
     usable = [one for one in earlier if one.timings.get("denoise") and one.forwards and one.volume]
-    alike = [one for one in usable if one.engaged == engaged] or usable
+    alike = [one for one in usable if _is_same(one.engaged, engaged)] or _nearest_plan(usable, engaged)
     if not alike or not forwards or not wanted.volume:
         return Times()
     nearest = min(alike, key=lambda one: abs(math.log(one.volume / wanted.volume)))
     chosen = [one for one in alike if one.volume == nearest.volume][:5]
     loading = _loading(alike, imported)
     stages = loading | _median([_scaled(one, wanted, frame_step) for one in chosen])
-    same = chosen[0].volume == wanted.volume and chosen[0].engaged == engaged
+    known = _is_same(chosen[0].engaged, engaged)
+    same = chosen[0].volume == wanted.volume and known
     clips = "1 clip" if len(chosen) == 1 else f"{len(chosen)} clips"
-    how = "" if same else " of another size" if chosen[0].engaged == engaged else " with other accelerators"
+    how = "" if same else " of another size" if known else " with other accelerators"
     memory = max(one.memory for one in chosen) if same else 0
     return Times(stages, f"from {clips}{how} made here", memory)
+
+
+def _nearest_plan(clips: Sequence[Measured], engaged: str) -> list[Measured]:
+    """Those of the clips, made with other plans, whose speed will be most like that of `engaged`."""
+    likeness = [_likeness(one.engaged, engaged) for one in clips]
+    return [one for one, found in zip(clips, likeness, strict=True) if found == max(likeness)]
 
 
 def _scaled(one: Measured, wanted: Measured, frame_step: int) -> dict[str, float]:

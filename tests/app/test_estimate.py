@@ -88,6 +88,31 @@ def test_loading_is_told_by_clips_that_loaded_and_waits_for_an_import_that_is_to
     assert times(loaded, REQUEST, "e", imported=False).stages["load"] == 4.5
 
 
+def planned(dtype: str, linear: str = "stock", attention: str = "sdpa", threads: str = "2") -> str:
+    choices = {"device": "cpu", "dtype": dtype, "linear": linear, "cache": "none", "attention": attention}
+    stage = {"stage": "transformer"} | {name: {"engaged": value} for name, value in choices.items()}
+    return engaged_key({"stages": [stage], "threads": {"engaged": threads}})
+
+
+def test_of_other_accelerators_the_most_alike_are_reckoned_from() -> None:
+    """After slow bf16 runs a faster plan was told twice too long."""
+    earlier = [
+        *[measured(9.0, engaged=planned("bfloat16"))] * 5,
+        measured(1.0, engaged=planned("float32")),
+        measured(4.0, engaged=planned("float32", linear="dynamic_int8")),
+    ]
+    for wanted, denoise in ((("float32", "stock", "sliced"), 8.0), (("float32", "dynamic_int8", "sliced"), 32.0)):
+        found = times(earlier, REQUEST, planned(*wanted))
+        assert found.stages["denoise"] == denoise
+        assert found.basis == "from 1 clip with other accelerators made here"
+
+
+def test_what_an_earlier_version_measured_with_the_same_plan_still_counts() -> None:
+    earlier = [measured(9.0, engaged=planned("bfloat16")), measured(1.0, engaged=planned("float32").split()[0])]
+    found = times(earlier, REQUEST, planned("float32"))
+    assert (found.stages["denoise"], found.basis) == (8.0, "from 1 clip made here")
+
+
 def test_other_accelerators_count_only_where_there_is_nothing_better() -> None:
     found = times([measured(9.0, engaged="other"), measured(1.0)], REQUEST, "e")
     assert found.stages["denoise"] == 8.0
