@@ -49,6 +49,12 @@ LAUNCHERS = ("--test", "--long", "--no-install", "--torch-build")
 """Options that app/bootstrap.py takes before this parser sees a word; here they are only something to be meant."""
 
 
+SAME = {"estimate": "dry-run"}
+"""Options that people look for by another word."""
+NEAR = 0.75
+"""How alike two words are of which one may have been meant for the other, of 1."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Complains in one sentence of our own instead of with the whole usage."""
 
@@ -86,7 +92,8 @@ class _Parser(argparse.ArgumentParser):
         if (key := option.lstrip("-").replace("-", "_")) in GenerationRequest.model_fields:
             return f"There is no option {option}: a clip's settings are changed with --set {key}=VALUE."
         names = [name.lstrip("-") for name in (*self._option_string_actions, *LAUNCHERS)]
-        meant = difflib.get_close_matches(option.lstrip("-").lower(), names, 1)
+        word = option.lstrip("-").lower()
+        meant = [SAME[word]] if word in SAME else difflib.get_close_matches(word, names, 1, NEAR)
         if not meant:
             return f"There is no option {option}; {_HELP}."
         return f"There is no option {option}: did you mean --{meant[0]}?"
