@@ -68,10 +68,13 @@ def complain(error: BaseException, stream: TextIO, label: str = "") -> None:
 
 
 def duration(seconds: float) -> str:
-    """Under a minute in seconds with one digit, above as m:ss."""
+    """Under a minute in seconds with one digit, under an hour as m:ss, above in hours and minutes."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
+    if whole >= 3600:
+        minutes = round(seconds / 60)
+        return f"{minutes // 60:,} h {minutes % 60} min"
     return f"{whole // 60}:{whole % 60:02d} min"
 
 

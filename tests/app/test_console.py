@@ -16,7 +16,17 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.96, "10.0 s"), (59.94, "59.9 s"), (59.96, "1:00 min"), (61, "1:01 min"), (3725, "62:05 min")],
+    [
+        (0.04, "0.0 s"),
+        (9.96, "10.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1:00 min"),
+        (61, "1:01 min"),
+        (3599.4, "59:59 min"),
+        (3599.6, "1 h 0 min"),
+        (8140, "2 h 16 min"),
+        (7199, "2 h 0 min"),
+    ],
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
