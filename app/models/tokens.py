@@ -119,14 +119,18 @@ def _from_sentencepiece(file: str) -> Tokenizer:
 
 
 def _unread(text: str, seen: list[tuple[int, int]], end: int) -> tuple[str, ...]:
-    """The words before ``end`` with a letter, digit or picture character in them that no known token covers."""
+    """The words that begin before ``end``, whole, with a letter, digit or picture character before it that no known
+    token covers.
+    """
     covered = bytearray(len(text))
     for start, stop in seen:
         covered[start:stop] = b"\1" * (stop - start)
     found: dict[str, str] = {}
-    for match in re.finditer(r"\S+", text[:end]):
+    for match in re.finditer(r"\S+", text):
+        if match.start() >= end:
+            break
         word = match.group()
-        missed = [c for i, c in enumerate(word, match.start()) if not covered[i]]
+        missed = [c for i, c in enumerate(word, match.start()) if i < end and not covered[i]]
         if any(unicodedata.category(c)[0] in "LN" or unicodedata.category(c) == "So" for c in missed):
             found.setdefault(_bare(word).casefold(), _bare(word))
             if len(found) == MAX_UNKNOWN:

@@ -68,6 +68,11 @@ def test_words_past_the_limit_are_not_called_unknown(file: Path) -> None:
     assert found.total > 100
 
 
+def test_a_word_at_the_limit_is_named_whole_or_not_at_all(file: Path) -> None:
+    assert use(file, "unicorn " * 100, limit=20).unknown == ("unicorn",), "and not its first letters beside it"
+    assert use(file, "red " * 18 + "unicorn", limit=20).unknown == ("unicorn",)
+
+
 def test_a_misspelled_word_gets_its_neighbour_where_words_are_listed(tmp_path: Path) -> None:
     file = write_tokenizer(tmp_path, spelled=True) / "tokenizer" / "tokenizer.json"
     assert use(file, "a red rokcet in spacce beside zzz").near == (("rokcet", "rocket"), ("spacce", "space"))
