@@ -197,7 +197,7 @@ def short_name(name: str) -> str:
 def _unknown_sentence(key: str | int, siblings: list[str]) -> str:
     near = difflib.get_close_matches(str(key)[:100].lower(), siblings)
     told = " or ".join(f'"{name}"' for name in near) if near else ", ".join(siblings)
-    return f"there is no such key: {'did you mean' if near else 'possible are'} {told}."
+    return f"there is no such key: did you mean {told}?" if near else f"there is no such key: possible are {told}."
 
 
 def _sentence(model: type[BaseModel], document: Document, base: Keys, error: ErrorDetails) -> str:

@@ -15,8 +15,9 @@ from app.errors import KinetileError
 from app.queue.jobs import JobSpec
 from app.request import AccelPreferences, GenerationRequest
 from app.ui.accelerate_view import CHOICES, GROUPS
+from app.ui.context import escaped
 from app.ui.form import carried_of
-from app.ui.rows import button, script
+from app.ui.rows import button, clock, script, shortened
 
 TITLES: dict[str, str] = {
     **{name: row[0] for name, row in GROUPS.items()},
@@ -56,6 +57,12 @@ def sentence(value: str) -> str:
         return "The accelerators that were taken over can't be read any more."
     named = ", ".join(f"{title[0].lower()}{title[1:]} {choice}" for title, choice in words)
     return f"Accelerators come from the clip or preset, not from your switches: {named}." if named else ""
+
+
+def whose(name: str, made: float | None = None) -> str:
+    """The quiet line above the form about what was taken over: the clip made at that time, or the preset, so called."""
+    when = f", made {clock(made)}" if made else ""
+    return f'<p class="kt-hint" role="status">Taken over: settings of {escaped(f"“{shortened(name, 60)}”{when}")}.</p>'
 
 
 def of_the_switches(request: GenerationRequest, switches: AccelPreferences) -> str:

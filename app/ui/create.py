@@ -13,17 +13,18 @@ import gradio as gr
 
 from app.console import duration
 from app.errors import KinetileError, UsageError, on_page
-from app.models import all_families, family_for
+from app.models import all_families, family_for, sources
 from app.models.base import Family, notes_of
 from app.presets import encode_code
 from app.request import GenerationRequest, parse_request
 from app.ui import brought, create_endpoints
-from app.ui.carried import carried_field, of_the_switches, taken_over
+from app.ui.carried import carried_field, of_the_switches, taken_over, whose
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
 from app.ui.mistakes import as_value, before_queueing, look, mistakes_field, place_for, sentence
 from app.ui.model_field import ModelField
+from app.ui.queue_view import name_of
 from app.ui.rows import HEARD
 from app.ui.saved import restored
 from app.ui.sizes import ASPECTS, CUSTOM, QUALITIES, choice_of, size_of
@@ -76,8 +77,9 @@ def _form(context: Context) -> dict[str, Any]:
     defaults = values_of(GenerationRequest(model=context.families[0].name))
     aspect, quality = choice_of(context.families[0], defaults["width"], defaults["height"])
     field = ModelField(context)
+    made: dict[str, Any] = {"source": gr.HTML("", elem_id="kt-source", apply_default_css=False)}
     field.build(defaults["model"])
-    made: dict[str, Any] = {"model": field.box, "model_field": field}
+    made |= {"model": field.box, "model_field": field}
     made["prompt"] = gr.Textbox(
         label="Prompt", lines=3, max_lines=8, placeholder="a yellow rocket flies over a green hill", elem_id="kt-prompt"
     )
@@ -144,7 +146,7 @@ def _form(context: Context) -> dict[str, Any]:
         made["notice"] = gr.HTML("", elem_id="kt-notice", apply_default_css=False)
     made["mistakes"] = mistakes_field()
     made["queued"] = gr.State(())
-    context.form.by_name = {name: made[name] for name in NAMES}
+    context.form.by_name, context.form.source = {name: made[name] for name in NAMES}, made["source"]
     return made
 
 
@@ -227,9 +229,12 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
 
     def reuse(event: gr.EventData) -> list[Any]:
         (job,) = context.service.get([_number(event._data)])
-        return context.form.fill(taken_over(job.spec, context.service.preferences()))
+        filled = context.form.fill(taken_over(job.spec, context.service.preferences()))
+        return [*filled, whose(name_of(job), job.ended)]
 
-    stage.select(told(reuse), None, fields, **HEARD)
+    stage.select(told(reuse), None, [*fields, parts["source"]], **HEARD)
+    # from then on they are the person's own
+    gr.on([parts["generate"].click, parts["model"].input], None, None, [parts["source"]], js="() => ''", **PRIVATE)
 
     page.load(restored, [store], fields, **QUICK).then(None, None, None, js=_RESTORED, **PRIVATE)
 
@@ -326,6 +331,8 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
     if made is None or wrong:
         return ""
     request, switches = made.request, ""
+    if sources.why_not_here(family_for(request.model)):
+        return ""  # which is told at the model
     try:
         if asked := of_the_switches(request, context.service.preferences()):
             switches = f'<p class="kt-hint">{escaped(asked)}</p>'

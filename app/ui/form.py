@@ -56,6 +56,8 @@ class FormFields:
     """The components by name; empty until Create is built."""
 
     by_name: dict[str, Any] = field(default_factory=dict)
+    source: Any = None
+    """The component that says whose settings were taken over."""
 
     @property
     def components(self) -> list[Any]:

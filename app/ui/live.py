@@ -70,7 +70,8 @@ class Live:
             snapshot = self._context.service.snapshot()
             answer: dict[str, Any] = {
                 "revision": revision,
-                "waiting": len(snapshot.waiting),
+                "waiting": sum(not job.held for job in snapshot.waiting),
+                "held": sum(job.held for job in snapshot.waiting),
                 "machine": self.machine,
                 "gpus": self.gpus,
                 "running": None if snapshot.running is None else _running(snapshot.running, snapshot.progress),
@@ -196,6 +197,7 @@ def clip_data(job: Job) -> dict[str, Any]:
     request, result = job.spec.request, job.result
     if result is None:
         raise ValueError(f"job {job.id} has no clip")
+    good = [note for note in result.warnings if note == result.report.get("resumed")]
     return {
         "job": job.id,
         "title": name_of(job),
@@ -209,7 +211,8 @@ def clip_data(job: Job) -> dict[str, Any]:
         "facts": timing_line(result.timings),
         "accelerators": " · ".join(filter(None, [result.ran_on, acceleration.summary(result.plan, result.report)])),
         "settings": _settings(request),
-        "notes": [on_page(note) for note in (*job.spec.told, *result.warnings)],
+        "notes": [on_page(note) for note in (*job.spec.told, *result.warnings) if note not in good],
+        "news": good,
     }
 
 

@@ -25,6 +25,7 @@ from app.presets.incoming import from_text, from_upload
 from app.presets.portability import here
 from app.request import GenerationRequest
 from app.ui import presets_endpoints
+from app.ui.carried import whose
 from app.ui.context import TO_FORM, Context, TabParts
 from app.ui.lines import Lines
 from app.ui.mistakes import in_words
@@ -96,7 +97,9 @@ def build(context: Context) -> TabParts:
     taken(file.upload)
     saved = [title, notes, overwrite, notices, *context.form.components]
     then_compare(heard(save.click, "save", tab.save, saved, [*noted, overwrite]))
-    heard(detail.apply, "detail", tab.apply, [chosen], [*context.form.components, context.tabs]).then(**TO_FORM)
+    heard(
+        detail.apply, "detail", tab.apply, [chosen], [*context.form.components, context.form.source, context.tabs]
+    ).then(**TO_FORM)
     then_compare(heard(detail.click, "detail", tab.act, [chosen, notices], noted))
     heard(rename.click, "detail", tab.rename, [chosen, new_title, notices], noted)
     then_compare(heard(notice.undo, "list", tab.undo, [notices], noted))
@@ -215,7 +218,7 @@ class _Tab:
         if chosen is None or chosen.request is None:
             raise UsageError("No preset is chosen; choose one in the list.")
         found = chosen.here or here(chosen.request, self.context.home, self.context.service, chosen.recorded)
-        return [*self.context.form.fill(found.request), self.context.show_create()]
+        return [*self.context.form.fill(found.request), whose(chosen.title), self.context.show_create()]
 
     def act(self, chosen: Chosen | None, notices: int, event: gr.EventData) -> list[Any]:
         """What a button in the detail says."""

@@ -17,7 +17,7 @@ from app.presets import encode_code
 from app.queue.jobs import ENDED, Job, JobState, Removal
 from app.queue.service import UNDO_SECONDS, Service
 from app.ui import queue_endpoints
-from app.ui.carried import taken_over
+from app.ui.carried import taken_over, whose
 from app.ui.context import QUICK, TO_FORM, Context, TabParts, plural, told
 from app.ui.queue_view import PAGE, View, clip_html, history_html, name_of, progress_of, queue_html
 from app.ui.rows import HEARD, actions, read_data, read_number, script, shortened
@@ -63,7 +63,9 @@ def build(context: Context) -> TabParts:
     for listed in (queue, history, clip):
         listed.click(told(tab.act), [view], [*shown, notice], **HEARD)
     history.select(told(tab.choose), [view], shown, **HEARD)
-    clip.apply(told(tab.restore), None, [*context.form.components, context.tabs], **HEARD).then(**TO_FORM)
+    clip.apply(told(tab.restore), None, [*context.form.components, context.form.source, context.tabs], **HEARD).then(
+        **TO_FORM
+    )
     notice.undo(told(tab.undo), [view], [*shown, notice], **HEARD)
     queue_endpoints.add(context)
     return TabParts(on_load=[(tab.first, shown)])
@@ -194,7 +196,7 @@ class _Tab:
         """The clip's settings in the Create form, as they were asked for, and Create in front."""
         (job,) = self.service.get([read_number(read_data(event), "job")])
         asked = taken_over(job.spec, self.service.preferences())
-        return [*self.context.form.fill(asked), self.context.show_create()]
+        return [*self.context.form.fill(asked), whose(name_of(job), job.ended), self.context.show_create()]
 
 
 def _code(job: Job) -> str:

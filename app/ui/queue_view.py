@@ -137,7 +137,10 @@ def _for_all(waiting: Sequence[Job]) -> str:
         return ""
     some_run = any(not job.held for job in waiting)
     hold = button("Hold all", "hold_all") if some_run else button("Release all", "release_all")
-    return f'<div class="kt-all"><span class="kt-quiet">{plural(len(waiting), "job")} waiting</span>{hold}' + (
+    held = sum(job.held for job in waiting)
+    counted = [f"{plural(len(waiting) - held, 'job')} waiting" if some_run else "", f"{held:,} held" if held else ""]
+    words = ", ".join(filter(None, counted))
+    return f'<div class="kt-all"><span class="kt-quiet">{words}</span>{hold}' + (
         button("Remove all", "remove_all", "Remove all waiting jobs") + "</div>"
     )
 

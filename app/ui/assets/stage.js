@@ -37,12 +37,13 @@ function play() {
   if (!still() && part('video').src) part('video').play().catch(() => {});
 }
 
-function tell(what, times, accelerators, notes, ready) {
+function tell(what, times, accelerators, notes, ready, news = []) {
   text(part('title'), what.title);
   text(part('settings'), what.settings);
   text(part('times'), times);
   text(part('accelerators'), accelerators);
-  part('notes').replaceChildren(...notes.map((note) => Object.assign(document.createElement('li'), {textContent: note})));
+  const line = (className) => (note) => Object.assign(document.createElement('li'), {textContent: note, className});
+  part('notes').replaceChildren(...notes.map(line('')), ...news.map(line('ks-calm')));
   element.querySelector('.ks-code').hidden = true;
   for (const name of ['reuse', 'share']) element.querySelector(`[data-do=${name}]`).disabled = !ready;
   const link = element.querySelector('[data-do=download]');
@@ -69,7 +70,7 @@ function showClip(clip) {
     video.poster = clip.poster;
     video.src = clip.video;
     video.setAttribute('aria-label', 'Clip: ' + brief(clip.title));
-    tell(clip, clip.facts, clip.accelerators, clip.notes, true);
+    tell(clip, clip.facts, clip.accelerators, clip.notes, true, clip.news);
     window.kinetile.seed = clip.seed;
   }
   show('clip');
@@ -109,12 +110,12 @@ function showRecent(clips) {
   }));
 }
 
-function tellProgress(running, waiting) {
+function tellProgress(running, waiting, held) {
   const bar = part('bar'), percent = Math.round((running ? running.fraction : 0) * 100);
   bar.setAttribute('aria-valuenow', percent);
   bar.firstElementChild.style.transform = `scaleX(${running ? running.fraction : 0})`;
-  const more = waiting ? ` · ${waiting} waiting` : '';
-  const words = running ? running.text + more : waiting ? `${waiting} waiting` : 'Ready. Closing this page is safe: jobs go on without it.';
+  const queued = [waiting ? `${waiting} waiting` : '', held ? `${held} held` : ''].filter(Boolean).join(', ');
+  const words = running ? [running.text, queued].filter(Boolean).join(' · ') : queued || 'Ready. Closing this page is safe: jobs go on without it.';
   text(part('now'), words);
   part('now').classList.remove('ks-lost');
   bar.setAttribute('aria-valuetext', words);
@@ -122,7 +123,7 @@ function tellProgress(running, waiting) {
   if (running && Date.now() - state.spoke > 5000) { state.spoke = Date.now(); text(part('said'), words); }
   document.title = running ? `${percent} % · Kinetile` : 'Kinetile';
   const tab = document.getElementById('tab-queue-button');
-  if (tab) { const count = waiting + (running ? 1 : 0); if (count) tab.dataset.count = count; else delete tab.dataset.count; }
+  if (tab) { const count = waiting + (running ? 1 : 0); if (count || held) tab.dataset.count = count || `${held} held`; else delete tab.dataset.count; }
 }
 
 // GPUs together: offered where there are several, or where another number was brought along.
@@ -155,7 +156,7 @@ function take(news) {
   const machine = document.getElementById('kt-header-machine');
   if (machine && news.machine) text(machine, news.machine);
   offerGpus(news.gpus);
-  tellProgress(news.running, news.waiting);
+  tellProgress(news.running, news.waiting, news.held || 0);
   markChosen();
   nameSeed();
   if (news.running && Date.now() - state.pressed < 5000) { state.pressed = 0; comeIntoView(); }

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.estimate import Estimate
 from app.paths import Home
+from app.queue.jobs import JobResult
 from app.request import AccelPreferences, GenerationRequest
-from app.ui.carried import TITLES, in_words, sentence, taken_over
+from app.ui.carried import TITLES, in_words, sentence, taken_over, whose
 from app.ui.context import Context
 from app.ui.create import _estimate
-from app.ui.form import values_of
+from app.ui.form import NAMES, FormFields, values_of
+from app.ui.queue import _Tab
+from app.ui.rows import clock
 from tests.app.ui.desk import Desk, spec
 from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_queue_tab import SMALL, ended
+from tests.app.ui.test_queue_view import Reader
 
 
 @pytest.fixture
@@ -123,3 +128,17 @@ def test_a_switch_that_is_moved_is_told_on_create_at_once(tab: Tab, served: Serv
     finally:
         client.predict("vae", "auto", api_name="/accelerate")
     words.wait_for(state="detached", timeout=PATIENCE)
+
+
+def test_whose_settings_were_taken_over_is_one_quiet_line(desk: Desk, tmp_path: Path) -> None:
+    (job,) = desk.submit([spec("a <red> ball " + "rolls " * 30, tmp_path)])
+    desk.queue.take()
+    desk.queue.finish(job.id, JobResult(tmp_path / "a.mp4", tmp_path / "a.png", {"stages": []}, {}, {}))
+    (job,) = desk.get([job.id])
+    context = Context(desk, desk.home, form=FormFields(dict.fromkeys(NAMES)))
+    *_, line, _ = _Tab(context).restore(SimpleNamespace(_data={"job": str(job.id)}))  # type: ignore[arg-type]
+    text = Reader(line).text
+    assert text.startswith("Taken over: settings of “a <red> ball rolls")
+    assert text.endswith(f"…”, made {clock(job.ended or 0)}.")
+    assert len(text) < 120
+    assert Reader(whose("Mine")).text == "Taken over: settings of “Mine”."

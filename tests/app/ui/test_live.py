@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from app.queue.service import Event, JobProgress, OwnerGoneError, Subscription
 from app.ui import live
 from app.ui.context import Context
 from app.ui.live import LOOKED_THROUGH, RECENT, Live, gpus_alike
+from app.ui.queue_view import queue_html
 from tests.app.ui.desk import Desk, spec
 
 
@@ -124,3 +126,22 @@ def test_gpus_are_offered_together_where_there_are_several_of_a_kind(desk: Desk,
     one = {"vendor": "nvidia", "arch": "sm_90", "usable": {"value": True}}
     assert gpus_alike({"gpus": [one, one, {**one, "arch": "other"}, {**one, "usable": {"value": False}}]}) == 2
     assert gpus_alike({"gpus": [{**one, "vendor": "apple"}] * 2}) == 0
+
+
+def test_a_held_clip_does_not_wait(desk: Desk, tmp_path: Path) -> None:
+    desk.submit([spec("held", tmp_path)], held=True)
+    told = Live(Context(desk, desk.home)).poll({})
+    assert (told["waiting"], told["held"]) == (0, 1)
+    desk.submit([spec("next", tmp_path)])
+    told = Live(Context(desk, desk.home)).poll({})
+    assert (told["waiting"], told["held"]) == (1, 1)
+    assert "1 job waiting, 1 held" in queue_html(desk.snapshot())
+
+
+def test_that_a_clip_went_on_is_no_warning(desk: Desk, tmp_path: Path) -> None:
+    (job,) = desk.submit([spec("a ball", tmp_path)])
+    desk.queue.take()
+    result = JobResult(tmp_path / "a.mp4", tmp_path / "a.png", {"stages": []}, {"resumed": "It went on."}, {})
+    desk.queue.finish(job.id, replace(result, warnings=("It went on.", "Something fell back.")))
+    told = live.clip_data(desk.get([job.id])[0])
+    assert (told["notes"], told["news"]) == (["Something fell back."], ["It went on."])

@@ -13,7 +13,7 @@ from app.models import family_for
 from app.paths import Home
 from app.request import MAX_SEED, GenerationRequest
 from app.ui.context import Context
-from app.ui.create import _still, _submit
+from app.ui.create import _estimate, _still, _submit
 from app.ui.form import FIXED, NAMES, values_of
 from app.ui.mistakes import TITLES, as_value, before_queueing, look, sentence
 from tests.app.ui.desk import Desk
@@ -63,9 +63,20 @@ def test_what_the_model_lacks_is_told_with_what_is_mistyped(context: Context) ->
     values = form("wan2.1-flf2v-14b-720p", frames=0, scheduler="wild")
     found = look(context, values)[1]
     assert list(found) == ["scheduler", "image", "last_image", "frames"]
-    assert before_queueing(context, values)["model"].endswith(
-        "is not on this machine; fetch it here or choose another model."
-    )
+    wrong = before_queueing(context, values)
+    assert wrong["model"] == "press Fetch, or choose another model.", "that it is not here stands beside Fetch"
+    assert sentence({"model": wrong["model"]}) == "Nothing was queued; look at Model."
+
+
+def test_a_model_that_is_not_here_is_told_at_the_model_and_not_by_the_estimate(context: Context) -> None:
+    assert _estimate(context, tuple(form("wan2.1-t2v-1.3b"))) == ""
+    assert "The desk makes no clips" in _estimate(context, tuple(form()))
+
+
+def test_the_page_speaks_of_its_own_list(context: Context) -> None:
+    told = json.loads(as_value(before_queueing(context, form(model="nothing-like-it"))))["fields"]["model"]
+    assert "the list of this field has all" in told
+    assert "the page" not in told
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def test_a_clip_of_the_history_plays_and_gives_its_settings_back(tab: Tab, serve
     tab.page.get_by_role("button", name="Use these settings").click()
     tab.page.wait_for_function("document.querySelector('.kt-request').offsetParent !== null")
     tab.expect_value("Prompt", "history plays this")
+    tab.page.locator("#kt-source").get_by_text("Taken over: settings of “history plays this”, made ").wait_for()
     tab.expect_value("Steps", "3")
     tab.expect_value("Seed number", str(2**53 - 1))
     assert tab.errors == []
