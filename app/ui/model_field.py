@@ -18,7 +18,7 @@ from app.fetching import Fetching
 from app.ui.context import QUICK, Context, bytes_text, escaped
 from app.ui.mistakes import place_for
 from app.ui.models import act_on_fetch, fetch_progress
-from app.ui.models_view import WORDS, ended_html, running_html
+from app.ui.models_view import WORDS, ended_html, running_html, to_fetch
 from app.ui.rows import HEARD, actions, button, read_data, script
 
 Seen = tuple[int, str, tuple[tuple[str, str], ...]]
@@ -116,7 +116,7 @@ def line_html(model: str, state: Fetching, refused: str = "") -> str:
     words = WORDS[row.state].capitalize()
     if row.state == "partly" and row.fetched:
         words += f", {bytes_text(row.fetched)}"
-    size = f"{download_text(row)} to fetch" if row.download else ""
+    size = to_fetch(row) if row.download else ""
     facts = " · ".join(escaped(fact) for fact in (words, size, row.licence) if fact)
     text = "Fetch the rest" if row.state == "partly" else "Fetch"
     busy = "" if state.is_over else f"{state.title} is being fetched: wait for it, or stop it under Models."

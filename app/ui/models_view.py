@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Container, Sequence
 
 from app.catalogue import Listed, download_text
 from app.fetching import Fetching
+from app.models.sources.cache import cache_folder
 from app.ui.context import bytes_text, escaped, sentences_html
 from app.ui.rows import button
 
@@ -66,7 +68,7 @@ def _row(row: Listed, state: Fetching, refused: str) -> str:
     if row.state == "here":
         size = f"{bytes_text(row.fetched)} on the disk" if row.fetched else ""
     elif row.download:
-        size = f"{download_text(row)} to fetch"
+        size = to_fetch(row)
     facts = [row.licence, size, row.repo]
     said = " · ".join(escaped(fact) for fact in facts if fact)
     lacks = sentences_html([row.remedy]) if row.state == "partly" else ""
@@ -79,6 +81,19 @@ def _row(row: Listed, state: Fetching, refused: str) -> str:
         f'<span class="kt-state">{escaped(_state(row))}</span>'
         f'<div class="kt-buttons">{_buttons(row, state)}</div>{ended}</li>'
     )
+
+
+def to_fetch(row: Listed) -> str:
+    """How much there is to fetch, and how much room there is for it where that is too little."""
+    words, free = f"{download_text(row)} to fetch", _room()
+    short = row.download is not None and row.download - row.fetched > free
+    return f"{words}; only {bytes_text(free)} free" if short else words
+
+
+def _room() -> int:
+    """Bytes that are free where models are kept, whether or not that folder is there yet."""
+    cache = cache_folder().absolute()
+    return shutil.disk_usage(next(one for one in (cache, *cache.parents) if one.exists())).free
 
 
 def _state(row: Listed) -> str:

@@ -136,7 +136,7 @@ def test_whose_settings_were_taken_over_is_one_quiet_line(desk: Desk, tmp_path: 
     desk.queue.finish(job.id, JobResult(tmp_path / "a.mp4", tmp_path / "a.png", {"stages": []}, {}, {}))
     (job,) = desk.get([job.id])
     context = Context(desk, desk.home, form=FormFields(dict.fromkeys(NAMES)))
-    *_, line, _ = _Tab(context).restore(SimpleNamespace(_data={"job": str(job.id)}))  # type: ignore[arg-type]
+    *_, line, _ = _Tab(context).restore(SimpleNamespace(_data={"job": str(job.id)}))
     text = Reader(line).text
     assert text.startswith("Taken over: settings of “a <red> ball rolls")
     assert text.endswith(f"…”, made {clock(job.ended or 0)}.")

@@ -18,6 +18,7 @@ from app.models.sources.fetching import FetchProgress
 from app.paths import Home
 from app.ui.context import Context
 from app.ui.model_field import ModelField, line_html, title_of
+from app.ui.models_view import list_html
 from tests.app.models.sources.conftest import cache, hub  # noqa: F401
 from tests.app.models.sources.fake_hub import Hub
 from tests.app.tiny import save_tiny_pipeline
@@ -69,6 +70,18 @@ def test_the_line_says_what_there_is_to_do() -> None:
     assert 'aria-disabled="true"' in other
     failed = line_html(AWAY, replace(RUNNING, state="failed", error="<The disk is full.>"))
     assert "was not fetched: <The disk is full.>" in Reader(failed).text
+
+
+def test_too_little_room_is_said_before_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = catalogue.listed(family_for(AWAY))
+    assert row.download is not None
+    told = {}
+    for free in (row.download - 1, row.download):
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        told[free] = (Reader(line_html(AWAY, Fetching())).text, Reader(list_html([row], Fetching())).text)
+    size = catalogue.download_text(row)
+    assert all(f"{size} to fetch; only {size.removeprefix('about ')} free" in text for text in told[row.download - 1])
+    assert all(f"{size} to fetch" in text and "free" not in text for text in told[row.download])
 
 
 def test_the_line_follows_the_fetch_and_tells_what_is_refused(
