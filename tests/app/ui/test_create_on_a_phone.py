@@ -92,3 +92,20 @@ def test_a_server_that_was_stopped_is_told_of_whole(new_tab: NewTab, tmp_path: P
             tab.page.set_viewport_size({"width": width, "height": 844})
             room = said.evaluate("node => [node.scrollWidth - node.clientWidth, node.scrollHeight - node.clientHeight]")
             assert max(room) <= 0, (width, room)
+
+
+def test_nothing_covers_a_tabs_name_or_scrolls_sideways(phone: Tab) -> None:
+    badge = phone.page.evaluate("""() => {
+        const button = document.getElementById('tab-queue-button');
+        button.dataset.count = '1';
+        const [room, wide] = [getComputedStyle(button).paddingRight, getComputedStyle(button, '::after').width];
+        delete button.dataset.count;
+        return [parseFloat(room), parseFloat(wide)];
+    }""")
+    assert badge[0] >= badge[1], "the badge lies on the last letters"
+    phone.show("Presets").page.get_by_role("button", name="Paste a share code").wait_for()
+    styles = phone.page.evaluate(
+        "() => [...document.querySelectorAll('.kt-tools')].map((node) => getComputedStyle(node).overflowX)"
+    )
+    assert styles
+    assert set(styles) == {"visible"}
