@@ -282,6 +282,8 @@ class Engine:
         pipeline = run.as_asked(loaded.pipeline)
         # The accelerators ask the loaded one for its step, whichever of the two runs.
         pipeline.scheduler = loaded.pipeline.scheduler = scheduler_for(request, loaded.scheduler_config)
+        if run.previews and self._ranks.first:
+            self._colours(loaded, run.family)  # made with the VAE, whose calls for it are none of the clip's
         loaded.engaged.begin_clip()
         clock.enter("text")
         run.tell()

@@ -22,6 +22,7 @@ from app.errors import Cancelled, CannotRunError, UsageError
 from app.models import all_families
 from app.models.base import Family
 from app.progress import Progress
+from app.request import AccelPreferences
 from tests.app.engines import PLAIN, REQUEST, hooks_of, pipeline_of
 
 
@@ -132,6 +133,21 @@ def test_previews_are_pictures_and_change_nothing(
     assert all(picture.dtype == np.uint8 and picture.shape == (3, 16, 16, 3) for picture in pictures)
     engine.generate(REQUEST, seen.append)
     assert all(progress.preview is None for progress in seen[-5:]), "no pictures unless asked for"
+
+
+def test_what_previews_ask_of_the_vae_is_not_counted_as_the_clip_s(
+    tiny_family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first clip of a VAE said 440/440 and the next one 312/312."""
+    monkeypatch.setattr("app.engine.watcher._PREVIEW_SECONDS", 0.0)
+    request = REQUEST.model_copy(update={"accel": AccelPreferences(vae="direct_conv3d")})
+    counts = []
+    with Engine() as fresh:
+        for previews in (True, True, False):
+            report = fresh.generate(request, lambda progress: None, previews=previews).report
+            counts.append({name: (entry["calls"], entry["served"]) for name, entry in report["vae"].items()})
+    assert counts[0] == counts[1] == counts[2]
+    assert all(calls for calls, _ in counts[0].values())
 
 
 def test_an_empty_prompt_runs_unconditionally(engine: Engine) -> None:
