@@ -116,8 +116,9 @@ class _Tab:
         service, family = self.context.service, family_for(model)
         if why := sources.why_not_here(family):
             raise CannotRunError(why)
-        # with a prompt there is guidance, whose two branches are dealt out
-        asked = GenerationRequest(model=model, prompt="any", accel=AccelPreferences(gpus=gpus))
+        # with a prompt there is guidance, whose two branches are dealt out; what the pictures show changes no verdict
+        pictures: dict[str, Any] = dict.fromkeys(family.needs, "any.png")
+        asked = GenerationRequest(model=model, prompt="any", accel=AccelPreferences(gpus=gpus), **pictures)
         return service.accelerators(with_preferences(family.normalise(asked).request, service.preferences()))
 
     def refresh(self, seen: Seen, model: str, gpus: object, pair: int) -> list[Any]:

@@ -262,6 +262,23 @@ def test_an_impossible_switch_is_refused_by_its_endpoint(served: Served) -> None
     assert client.predict(api_name="/doctor")["have"]
 
 
+@pytest.mark.parametrize("model", ["wan2.1-i2v-14b-480p", "wan2.1-flf2v-14b-720p"])
+def test_models_that_begin_with_pictures_have_a_table_without_any(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    asked: list[GenerationRequest] = []
+
+    def accelerators(request: GenerationRequest) -> tuple[Accelerator, ...]:
+        asked.append(request)
+        return ()
+
+    monkeypatch.setattr(desk, "accelerators", accelerators)
+    monkeypatch.setattr("app.models.sources.why_not_here", lambda family: "")
+    tab = _Tab(Context(desk, desk.home), None)  # type: ignore[arg-type]
+    assert tab.rows(model) == ()
+    assert [request.model for request in asked] == [model]
+
+
 def test_the_table_is_for_as_many_gpus_as_create_asks_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a prompt, since guidance's branches are dealt out; where so many can't be had, for one, and that is said."""
     asked: list[tuple[int, bool]] = []
