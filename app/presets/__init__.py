@@ -222,7 +222,7 @@ def _nothing(text: str, names: list[str]) -> str:
         f"{shown!r} is no file, share code or preset: {nearest(shown, names, 'the folder presets and the page hold')}"
     )
     if len(shown.split()) > 1:
-        told += '; to make a clip of these words, write --headless --set "prompt=…"'
+        told += '; to make a clip of these words, give them as its prompt (on the command line: --set "prompt=…")'
     return f"{told}."
 
 

@@ -168,7 +168,7 @@ def test_a_preset_is_found_by_the_title_that_the_page_shows_unless_two_have_it(h
         ("\0", "is no file"),
         ("x" * 5000, "is no file"),
         ("KT9-AAAA", "update"),
-        ("a red ball flies", 'to make a clip of these words, write --headless --set "prompt=…".'),
+        ("a red ball flies", 'give them as its prompt (on the command line: --set "prompt=…").'),
     ],
 )
 def test_what_is_nothing_is_told_what_is_possible(text: str, says: str) -> None:
