@@ -37,11 +37,10 @@ class Lines:
         place: str,
         function: Callable[..., Sequence[Any]],
         outputs: Sequence[Any],
-        refused: Mapping[Any, Any] | None = None,
+        refused: Callable[[], Mapping[Any, Any]] | None = None,
     ) -> Callable[..., list[Any]]:
         """An event's function that tells its expected errors at `place` and takes away what stood at any; `outputs` are
-        those without the lines. They stay as they are where it fails, but those in `refused`: their values then, or
-        functions that make them.
+        those without the lines. They stay as they are where it fails, but those that `refused` gives values for then.
         """
 
         @functools.wraps(function)
@@ -49,8 +48,8 @@ class Lines:
             try:
                 done, words = list(function(*values, **named)), ""
             except KinetileError as error:
-                values_then = [(refused or {}).get(output, gr.skip()) for output in outputs]
-                done = [value() if callable(value) else value for value in values_then]
+                instead = refused() if refused is not None else {}
+                done = [instead.get(output, gr.skip()) for output in outputs]
                 words = f'<p class="kt-problem" role="alert">{escaped(on_page(error))}</p>'
             return [*done, *(words if name == place else "" for name in self._by_place)]
 

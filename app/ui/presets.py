@@ -7,7 +7,6 @@ nothing runs before Generate is pressed.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,8 +77,10 @@ def build(context: Context) -> TabParts:
     tab = _Tab(context)
     shown = [chosen, listed, detail, renaming, new_title]
     noted = [*shown, notices, notice]
-    # whatever was looked at before is not what was handed over
-    nothing = {output: functools.partial(tab.part_of_nothing, at) for at, output in enumerate(shown)}
+
+    def nothing() -> dict[Any, Any]:
+        # whatever was looked at before is not what was handed over
+        return dict(zip(shown, tab.show(None), strict=True))
 
     def heard(event: Any, place: str, function: Any, inputs: list[Any], outputs: list[Any], refused: Any = None) -> Any:
         return event(lines.at(place, function, outputs, refused), inputs, [*outputs, *lines.components], **HEARD)
@@ -89,7 +90,9 @@ def build(context: Context) -> TabParts:
 
     def taken(event: Any) -> None:
         # whoever dropped it anywhere on the page is told where files are imported
-        to_here = {**nothing, context.tabs: gr.update(selected="presets")}
+        def to_here() -> dict[Any, Any]:
+            return {**nothing(), context.tabs: gr.update(selected="presets")}
+
         then_compare(heard(event, "file", tab.taken, [], [*shown, context.tabs], refused=to_here))
 
     then_compare(heard(listed.select, "list", tab.open, [], shown))
@@ -134,10 +137,6 @@ class _Tab:
             gr.update(visible=own),
             chosen.title if chosen is not None and own else "",
         ]
-
-    def part_of_nothing(self, at: int) -> Any:
-        """One of the values of `show` while no preset is looked at."""
-        return self.show(None)[at]
 
     def open(self, event: gr.EventData) -> list[Any]:
         """A preset of the list."""

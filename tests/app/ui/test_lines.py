@@ -22,7 +22,7 @@ def test_an_error_is_told_at_its_place_and_goes_with_the_next_action() -> None:
             raise CannotRunError("The disk <is> full (on the command line: --home DIR).")
         return ["a", "b"]
 
-    heard = lines.at("below", act, outputs, {outputs[1]: lambda: "told"})
+    heard = lines.at("below", act, outputs, lambda: {outputs[1]: "told"})
     first, second, above, below = heard(False)
     assert (first, second, above) == (gr.skip(), "told", "")
     assert below == '<p class="kt-problem" role="alert">The disk &lt;is&gt; full.</p>'
