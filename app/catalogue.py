@@ -20,7 +20,7 @@ from app.interrupt import Interrupts
 from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.models.sources import fetching, resolving
-from app.models.sources.cache import REPO, in_cache
+from app.models.sources.cache import REPO, Located, in_cache
 from app.models.sources.fetching import FetchProgress
 from app.video.outputs import size_text
 
@@ -48,20 +48,16 @@ class Listed:
 def listed(family: Family) -> Listed:
     """How a model stands here; looks at its files, uses no network."""
     located = sources.locate(family)
-    begun = bool(located.fetched or located.folder)
     return Listed(
         name=family.name,
         title=family.title,
         summary=family.summary,
         licence=family.licence,
         repo=family.repo or "",
-        state="here" if located.is_whole else "partly" if begun else "not here",
-        folder="" if located.folder is None else str(located.folder),
         download=family.download.value,
         source=family.download.source,
-        fetched=located.fetched,
-        problems=located.problems,
         remedy=sources.why_not_here(family, located),
+        **_standing(located),
     )
 
 
@@ -75,13 +71,18 @@ def offered(model: str) -> Listed | None:
     repo = model.removeprefix(resolving.HUB)
     if repo == model or not REPO.fullmatch(repo):
         return None
-    found = in_cache(repo)
-    state = "here" if found.is_whole else "partly" if found.fetched or found.folder else "not here"
-    folder = "" if found.folder is None else str(found.folder)
     unknown: dict[str, Any] = {"summary": "", "licence": "", "download": None, "source": "unverified", "remedy": ""}
-    return Listed(
-        model, repo, repo=repo, state=state, folder=folder, fetched=found.fetched, problems=found.problems, **unknown
-    )
+    return Listed(model, repo, repo=repo, **unknown, **_standing(in_cache(repo)))
+
+
+def _standing(located: Located) -> dict[str, Any]:
+    """The fields of Listed that its files tell."""
+    return {
+        "state": "here" if located.is_whole else "partly" if located.fetched or located.folder else "not here",
+        "folder": "" if located.folder is None else str(located.folder),
+        "fetched": located.fetched,
+        "problems": located.problems,
+    }
 
 
 def download_text(one: Listed) -> str:

@@ -237,8 +237,8 @@ class _Training:
             if step % 200 == 0 or step in (5, 50):
                 self._report(clock, step, losses)
                 losses = _Losses()
-            if passed * seconds - saved > recipe.save_every:
-                saved = passed * seconds
+            if passed * clock.seconds - saved > recipe.save_every:
+                saved = passed * clock.seconds
                 with average.applied():
                     self.save()
                 if recipe.part < recipe.parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,6 @@ FAMILIES: list[tuple[Family, str]] = [
 ]
 QUICK = ("ltx", "hunyuan-15")
 """Tried each time (noise drawn after the last step, no callback); the others in the long run."""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def engine(tiny_family: Family, home: Home) -> Iterator[Engine]:
-    with Engine(home) as made:
-        yield made
 
 
 # -- the same clip ----------------------------------------------------------------------------------------------------

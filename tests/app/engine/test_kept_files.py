@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,9 @@ from safetensors.torch import save_file
 
 from app.engine import Engine, kept
 from app.errors import JobFailedError
-from app.models.base import Family
 from app.paths import Home
 from tests.app.engine.keeping import failing, files, kept_of
 from tests.app.engines import REQUEST
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def engine(tiny_family: Family, home: Home) -> Iterator[Engine]:
-    with Engine(home) as made:
-        yield made
 
 
 def _cut(path: Path) -> None:

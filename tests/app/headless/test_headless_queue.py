@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -15,48 +14,16 @@ from typing import Any
 
 import pytest
 
-from app.headless import BatchSettings, run_batch
 from app.paths import Home
 from app.progress import Progress
 from app.queue.owner import LocalService
 from app.queue.service import Service, open_service
 from app.video import read_metadata
 from app.worker.supervisor import ROOT
-from tests.app.headless.batches import SMALL
+from tests.app.headless.batches import SMALL, Runs
 from tests.app.services import QUICK, ended, spec, until
 from tests.app.standin import StandIn
 from tests.app.workers import in_thread
-
-
-class Runs:
-    """Batches on the stand-in engine, in one home."""
-
-    def __init__(self, home: Home, folder: Path) -> None:
-        self.home, self.folder = home, folder
-        self.out = folder / "clips"
-        self.stdout = self.stderr = ""
-
-    def preset(self, name: str, **changes: Any) -> str:
-        path = self.folder / f"{name}.json"
-        path.write_text(json.dumps({"kinetile": 1, "request": SMALL | changes}), encoding="utf-8")
-        return str(path)
-
-    def run(self, *sources: str, make_engine: Any = StandIn, **settings: Any) -> int:
-        stdout, stderr = io.StringIO(), io.StringIO()
-        chosen = BatchSettings(**{"out": self.out, "home": self.home, **settings})
-        launch = in_thread(make_engine)
-        code = run_batch(sources, chosen, stdout=stdout, stderr=stderr, launch=launch, patience=QUICK)
-        self.stdout, self.stderr = stdout.getvalue(), stderr.getvalue()
-        return code
-
-    @property
-    def clips(self) -> list[str]:
-        return sorted(path.name for path in self.out.glob("*.mp4"))
-
-
-@pytest.fixture
-def runs(home: Home, tmp_path: Path) -> Runs:
-    return Runs(home, tmp_path)
 
 
 def pressing(times: int, at_seed: int) -> Any:
@@ -163,55 +130,6 @@ def test_an_out_of_memory_fails_one_clip_and_says_which_knob(runs: Runs) -> None
     assert "Out of memory while denoising" in runs.stderr
     assert "smaller size or fewer frames" in runs.stderr
     assert runs.clips == ["b-2.mp4"]
-
-
-# -- a model that is not here -----------------------------------------------------------------------------------------
-
-
-ABSENT = "wan2.1-t2v-1.3b"
-
-
-def lines(runs: Runs, *changes: dict[str, Any]) -> str:
-    path = runs.folder / "many.jsonl"
-    path.write_text("".join(json.dumps(SMALL | one) + "\n" for one in changes), encoding="utf-8")
-    return str(path)
-
-
-def test_a_line_whose_model_is_not_here_fails_alone(runs: Runs) -> None:
-    source = lines(runs, {"seed": 1}, {"model": ABSENT}, {"seed": 2})
-    assert runs.run(source, dry_run=True) == 1
-    assert "Would make 2 clips" in runs.stdout
-    assert "Estimate: " in runs.stdout
-    assert "many.jsonl:2: " in runs.stderr
-    assert "is not on this machine" in runs.stderr
-    assert runs.run(source) == 1
-    assert runs.clips == ["many-1-1.mp4", "many-3-2.mp4"]
-    assert "many.jsonl:2: " in runs.stderr
-    assert "2 of 3 made, 1 failed" in runs.stdout
-    assert runs.run(source, resume=True) == 1, "the two are there, and it still fails"
-    assert "2 of 3 made, 1 failed" in runs.stdout
-    assert "many.jsonl:2: " in runs.stderr
-
-
-def test_nothing_begins_where_no_clip_has_its_model(runs: Runs) -> None:
-    source = lines(runs, {"model": ABSENT}, {"model": ABSENT, "seed": 4})
-    for dry_run in (False, True):
-        assert runs.run(source, dry_run=dry_run) == 3
-        assert "many.jsonl:1, " in runs.stderr
-        assert "many.jsonl:2: " in runs.stderr
-        assert "Making" not in runs.stdout
-    assert runs.run(runs.preset("ball"), assignments=[f"model={ABSENT}"]) == 3
-    assert runs.stderr.startswith(f"--set model={ABSENT}: ")
-
-
-def test_a_forced_accelerator_still_stops_the_lines_beside_it(runs: Runs) -> None:
-    """Case 7: before anything is made, and by its file and line."""
-    source = lines(runs, {"seed": 1}, {"model": ABSENT}, {"accel": {"dtype": "float16"}})
-    assert runs.run(source) == 3
-    assert "many.jsonl:3: " in runs.stderr
-    assert "float16" in runs.stderr
-    assert "Making" not in runs.stdout
-    assert not runs.clips
 
 
 # -- dry run ----------------------------------------------------------------------------------------------------------

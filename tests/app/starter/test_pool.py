@@ -16,6 +16,15 @@ from app.starter.pool import Captioner, LatentPool, empty_prompt
 from app.starter.training import Ranks
 
 
+def pool_of_four(folder: Path, canvas: Canvas) -> tuple[LatentPool, Captioner]:
+    """A pool of four clips, in groups of two, and what draws its groups."""
+    captions.build_tokenizer(folder)
+    torch.manual_seed(0)
+    ranks, kind = Ranks(), Kind(canvas, False, 1.0)
+    pool = LatentPool(kind, 4, 2, ClipCodec(build_vae()), ranks, ranks.dice(3))
+    return pool, Captioner(folder, frozenset(), 2, "6 0")
+
+
 def test_groups_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     captions.build_tokenizer(tmp_path)
     here, there = (Captioner(tmp_path, frozenset(), 3, "5 0", workers) for workers in (0, 2))
@@ -30,11 +39,7 @@ def test_groups_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None
 
 
 def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Path) -> None:
-    captions.build_tokenizer(tmp_path)
-    torch.manual_seed(0)
-    ranks, kind = Ranks(), Kind(Canvas(64, 96, 5), False, 1.0)
-    pool = LatentPool(kind, 4, 2, ClipCodec(build_vae()), ranks, ranks.dice(3))
-    captioner = Captioner(tmp_path, frozenset(), 2, "6 0")
+    pool, captioner = pool_of_four(tmp_path, Canvas(64, 96, 5))
     drawn = [captioner.next() for _ in range(3)]
     for group in drawn:
         pool.add(group)
@@ -52,11 +57,7 @@ def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Pat
 
 
 def test_the_newest_clips_can_be_drawn_alone(tmp_path: Path) -> None:
-    captions.build_tokenizer(tmp_path)
-    torch.manual_seed(0)
-    ranks, kind = Ranks(), Kind(Canvas(64, 64, 5), False, 1.0)
-    pool = LatentPool(kind, 4, 2, ClipCodec(build_vae()), ranks, ranks.dice(3))
-    captioner = Captioner(tmp_path, frozenset(), 2, "6 0")
+    pool, captioner = pool_of_four(tmp_path, Canvas(64, 64, 5))
     groups = []
     for _ in range(3):  # the third takes the first one's place
         groups.append(captioner.next())

@@ -21,9 +21,9 @@ from app.ui.model_field import ModelField, line_html, title_of
 from app.ui.models_view import list_html
 from tests.app.models.sources.conftest import cache, hub  # noqa: F401
 from tests.app.models.sources.fake_hub import Hub
-from tests.app.tiny import save_tiny_pipeline
 from tests.app.ui.desk import Desk
-from tests.app.ui.serving import Served, serving
+from tests.app.ui.hub_page import serving_with_hub
+from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_queue_view import Reader
 
@@ -131,10 +131,7 @@ def test_what_is_typed_takes_the_place_of_what_stands_there(tab: Tab) -> None:
 
 @pytest.fixture
 def served(hub: Hub, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
-    """A page of its own, whose hub holds the tiny pipeline."""
-    folder = save_tiny_pipeline(tmp_path / "tiny")
-    hub.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with serving(tmp_path / "home") as made:
+    with serving_with_hub(hub, tmp_path) as made:
         yield made
 
 

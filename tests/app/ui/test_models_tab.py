@@ -27,9 +27,9 @@ from app.ui.models_view import list_html, panel_html
 from tests.app.models.sources.conftest import cache, hub  # noqa: F401
 from tests.app.models.sources.fake_hub import Hub
 from tests.app.services import until
-from tests.app.tiny import save_tiny_pipeline
 from tests.app.ui.desk import Desk
-from tests.app.ui.serving import Served, serving
+from tests.app.ui.hub_page import serving_with_hub
+from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_create_endpoints import ended
 from tests.app.ui.test_queue_view import Reader
@@ -184,10 +184,7 @@ def test_how_a_fetch_ended_is_told_once_until_the_next_action(desk: Desk, monkey
 
 @pytest.fixture
 def served(hub: Hub, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
-    """A page of its own, whose hub holds the tiny pipeline."""
-    folder = save_tiny_pipeline(tmp_path / "tiny")
-    hub.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with serving(tmp_path / "home") as made:
+    with serving_with_hub(hub, tmp_path) as made:
         yield made
 
 
