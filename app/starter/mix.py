@@ -13,10 +13,10 @@ from app.starter.canvas import Canvas
 from app.starter.shapes import Pose
 from app.starter.world import BACKGROUNDS, MOTIONS, PLACES, SHAPES, Scene, is_valid, random_scene
 
-TWO_OBJECTS = 0.40
+TWO_OBJECTS = 0.36
 """Share of the groups with two objects: which colour belongs to which object is the hardest thing to learn."""
 
-EXTRA_MOTION, EXTRA_SMALL = 0.15, 0.10
+EXTRA_MOTION, EXTRA_SMALL = 0.20, 0.18
 """Share of the scenes given a motion of the emphasis, or made small, on top of those drawn so: hard, too."""
 
 PLACED = 0.3
@@ -26,7 +26,7 @@ With two objects nothing is won by knowing either the word or the place alone.""
 PIXELS, FRAMES = 16, 2
 """Pixels a side and frames of one latent cell."""
 
-OBJECT_SHARE, MOST_WEIGHT = 0.35, 6.0
+OBJECT_SHARE, MOST_WEIGHT = 0.8, 10.0
 """Weight that objects carry together, as a part of the clip's plain weight; and the most that a cell gets on top."""
 
 
@@ -72,14 +72,14 @@ class Kind:
 
 _WIDE, _TALL, _SQUARE = Canvas(160, 256, 25), Canvas(256, 160, 25), Canvas(192, 192, 25)
 KINDS = (
-    Kind(_WIDE, False, 0.51),
-    Kind(_WIDE, True, 0.13),
-    Kind(_SQUARE, False, 0.08),
+    Kind(_WIDE, False, 0.57),
+    Kind(_WIDE, True, 0.11),
+    Kind(_SQUARE, False, 0.07),
     Kind(Canvas(160, 256, 49), False, 0.08),
-    Kind(Canvas(160, 256, 13), False, 0.05),
+    Kind(Canvas(160, 256, 13), False, 0.04),
     Kind(_SQUARE, True, 0.03),
-    Kind(_TALL, False, 0.08),
-    Kind(_TALL, True, 0.04),
+    Kind(_TALL, False, 0.07),
+    Kind(_TALL, True, 0.03),
 )
 """The last two need no kernels of their own: to the blocks they have the shapes of the first two."""
 
@@ -123,7 +123,7 @@ def object_cells(poses: Sequence[Pose], canvas: Canvas) -> Tensor:
 
 
 def loss_weights(cells: Tensor) -> Tensor:
-    """Weights for the loss, mean 1 in each clip: an object counts for about a third, however small it is.
+    """Weights for the loss, mean 1 in each clip: an object counts for nearly half, however small it is.
 
     The best prediction stays what it was, since each place is weighed against itself alone; but without weights nine
     tenths of the gradient come from scenery.

@@ -36,12 +36,11 @@ class Together:
 
     bounces: Tensor
     direction: Tensor
-    turns: Tensor
     start: Tensor
 
     @classmethod
     def draw(cls, dice: Dice) -> Together:
-        return cls(dice.coin(2.0, 3.0), dice.coin(1.0, -1.0), dice.uniform(0.9, 1.2, 1), dice.uniform(0, 6.28, 1))
+        return cls(dice.coin(2.0, 3.0), dice.coin(1.0, -1.0), dice.uniform(0, 6.28, 1))
 
 
 @dataclass(frozen=True)
@@ -109,20 +108,22 @@ def choreograph(
     squash = (1 - leap / 0.35).clamp(0, 1) * 0.20 * on("bounce")
     y = torch.where(on("bounce"), _FLOOR - radius - height * leap + squash * radius * 0.8, y)
 
-    turn = together.direction * 2 * math.pi * time
+    turn = 2 * math.pi * time
+    round_trip = together.start + together.direction * turn
     orbit = torch.minimum(dice.uniform(0.20, 0.24, 1), 0.48 - radius)
-    x = torch.where(on("circle"), middle + 1.5 * spread * orbit * torch.cos(together.start + turn), x)
-    y = torch.where(on("circle"), 0.5 + orbit * torch.sin(together.start + turn), y)
+    x = torch.where(on("circle"), middle + 1.5 * spread * orbit * torch.cos(round_trip), x)
+    y = torch.where(on("circle"), 0.5 + orbit * torch.sin(round_trip), y)
 
     least, most = dice.uniform(0.10 * scale, 0.125 * scale, 1), dice.uniform(0.27 * scale, 0.32 * scale, 1)
     grown = least + (most - least) * torch.where(on("grow"), time, 1 - time)
     still_radius = radius
     radius = torch.where(on("grow", "shrink"), grown, radius)
 
-    angle = turn * together.turns * on("spin")
+    # One whole turn, always the same way: a small model draws 24 angles well, but not every angle at every time.
+    angle = turn * on("spin")
     if shape == "ball":
         angle = angle + heading * sideways / still_radius
     if shape == "rocket":
         angle = angle + 0.6 * heading
-    facing = torch.where(heading != 0, heading, dice.coin(-1.0, 1.0, 0.3))
+    facing = torch.where(heading < 0, -1.0, 1.0)
     return Path(x, y, radius, angle, squash, facing, stands, FEET.get(shape, 0.0))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from app.starter import world
 from app.starter.canvas import Canvas
 from app.starter.codec import ClipCodec
+from app.starter.mix import training_group
 from app.starter.model import LATENT_CHANNELS, build_vae
 from app.starter.saving import replace_folder
 from app.starter.training import Average, Clock, Flat, Ranks, learning_rate_factor
@@ -29,7 +30,10 @@ SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means som
 
 
 class ClipPool:
-    """Rendered clips on the device, the oldest replaced as training goes on."""
+    """Rendered clips on the device, the oldest replaced as training goes on.
+
+    Drawn as the transformer's, with more that is small or spins: there a decoder loses outlines first.
+    """
 
     def __init__(
         self, rng: random.Random, clips: int, group: int, device: torch.device, canvas: Canvas = world.CANVAS
@@ -38,7 +42,7 @@ class ClipPool:
         self.clips = torch.cat([self._group() for _ in range(max(1, clips // group))])
 
     def _group(self) -> Tensor:
-        return world.render(world.random_group(self.rng, self.group), self.device, canvas=self.canvas)
+        return world.render(training_group(self.rng, self.group), self.device, canvas=self.canvas)
 
     def refresh(self) -> Tensor:
         """Replace the oldest group; returns the new one, uint8."""
