@@ -14,6 +14,9 @@ from torch import Tensor
 REFERENCE_ASPECT = 1.6
 """Width / height the world was composed for (256x160). Other canvases spread horizontal distances to their width."""
 
+CELL = 16
+"""Pixels a side of one latent cell."""
+
 WIDEST_PAN = 0.36
 """Largest way of a camera pan over one clip, in canvas heights at the reference aspect."""
 
@@ -59,15 +62,30 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Dice:
-    """Random numbers for ``n`` clips, drawn on ``device`` from ``generator`` (the device's default one when None)."""
+    """Random numbers for ``n`` clips, drawn on ``device`` from ``generator`` (the device's default one when None).
+
+    loose: objects stand anywhere and have any size and speed of their word's range. Otherwise they stand on latent
+    cells and each word means one size and one speed: a small model draws those crisply and blurs what lies between.
+    """
 
     n: int
     device: torch.device
     generator: torch.Generator | None = None
+    loose: bool = True
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """float32 (n, *shape), uniform in [low, high)."""
         return torch.rand(self.n, *shape, device=self.device, generator=self.generator) * (high - low) + low
+
+    def between(self, low: float, high: float) -> Tensor:
+        """float32 (n, 1) from a range: anywhere in it if loose, else its middle."""
+        return (
+            self.uniform(low, high, 1) if self.loose else torch.full((self.n, 1), (low + high) / 2, device=self.device)
+        )
+
+    def stepped(self, values: Tensor, step: float) -> Tensor:
+        """``values``, if not loose each at the nearest multiple of ``step``."""
+        return values if self.loose else (values / step).round() * step
 
     def coin(self, yes: float, no: float, probability: float = 0.5) -> Tensor:
         """float32 (n, 1): ``yes`` with the given probability, else ``no``."""

@@ -175,7 +175,9 @@ def _two_objects(scene: Scene, rng: random.Random, full: bool) -> str:
         left, right = (first, second) if scene.left_first else (second, first)
         text = rng.choice(phrases.SIDES).format(left=left, right=right)
     else:
-        if rng.random() < 0.5:
+        # Where the words give no sides, the object named first is the left one: one thing less to guess from noise.
+        second_first = rng.random() < 0.5 if scene.left_first is None else not scene.left_first
+        if second_first:
             first, second = second, first
         text = rng.choice(phrases.PAIRS).format(first=first, second=second)
     if not _says_motion(scene, rng, full):

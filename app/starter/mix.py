@@ -13,7 +13,7 @@ from app.starter.canvas import Canvas
 from app.starter.shapes import Pose
 from app.starter.world import BACKGROUNDS, MOTIONS, PLACES, SHAPES, Scene, is_valid, random_scene
 
-TWO_OBJECTS = 0.36
+TWO_OBJECTS = 0.42
 """Share of the groups with two objects: which colour belongs to which object is the hardest thing to learn."""
 
 EXTRA_MOTION, EXTRA_SMALL = 0.20, 0.18

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.starter.canvas import Canvas, Dice
+from app.starter.canvas import CELL, Canvas, Dice
 from app.starter.shapes import FEET, Pose
 
 MOTIONS = ("left", "right", "up", "down", "bounce", "spin", "circle", "grow", "shrink", "still")
@@ -40,7 +40,8 @@ class Together:
 
     @classmethod
     def draw(cls, dice: Dice) -> Together:
-        return cls(dice.coin(2.0, 3.0), dice.coin(1.0, -1.0), dice.uniform(0, 6.28, 1))
+        start = dice.stepped(dice.uniform(0, 2 * math.pi, 1), math.pi / 2)
+        return cls(dice.coin(2.0, 3.0), dice.coin(1.0, -1.0), start)
 
 
 @dataclass(frozen=True)
@@ -84,37 +85,39 @@ def choreograph(
     def on(*names: str) -> Tensor:
         return torch.stack([motion == MOTIONS.index(name) for name in names]).any(0)
 
-    small, medium, big = (dice.uniform(low * scale, high * scale, 1) for low, high in _RADII)
+    small, medium, big = (dice.between(low * scale, high * scale) for low, high in _RADII)
     radius = torch.where(size == 0, small, torch.where(size == 1, medium, big)).expand(-1, canvas.frames)
     middle = canvas.aspect / 2
-    start = middle + dice.uniform(-0.12, 0.12, 1) * spread
+    cell = CELL / canvas.height
+    start = middle + dice.stepped(dice.uniform(-0.12, 0.12, 1) * spread, cell)
     if side is not None:
-        start = torch.where(side == 0, start, middle + side * dice.uniform(0.40, 0.48, 1) * spread)
-    sideways = dice.uniform(0.70, 1.0, 1) * spread * (time - 0.5)
+        apart = dice.stepped(dice.between(0.40, 0.48) * spread, cell)
+        start = torch.where(side == 0, start, middle + side * apart)
+    sideways = dice.between(0.70, 1.0) * spread * (time - 0.5)
     heading = on("right").float() - on("left").float()
     x = start + heading * sideways
 
-    y = dice.uniform(0.45, 0.60, 1).expand_as(radius)
+    y = dice.stepped(dice.uniform(0.45, 0.60, 1), cell).expand_as(radius)
     stands = None
     if shape in FEET and stage.standing:
         stands = on("still", "left", "right")
-        y = torch.where(stands, dice.uniform(0.80, 0.88, 1) - radius * FEET[shape], y)
-    climb = torch.minimum(dice.uniform(0.42, 0.52, 1), 0.95 - 2 * radius) * (0.5 - time)
-    vertical = dice.uniform(0.48, 0.54, 1) + climb * (on("up").float() - on("down").float())
+        y = torch.where(stands, dice.between(0.80, 0.88) - radius * FEET[shape], y)
+    climb = torch.minimum(dice.between(0.42, 0.52), 0.95 - 2 * radius) * (0.5 - time)
+    vertical = dice.between(0.48, 0.54) + climb * (on("up").float() - on("down").float())
     y = torch.where(on("up", "down"), vertical, y)
 
     leap = torch.sin(math.pi * together.bounces * time).abs()
-    height = torch.minimum(dice.uniform(0.34, 0.44, 1), _FLOOR - 0.03 - 2 * radius)
+    height = torch.minimum(dice.between(0.34, 0.44), _FLOOR - 0.03 - 2 * radius)
     squash = (1 - leap / 0.35).clamp(0, 1) * 0.20 * on("bounce")
     y = torch.where(on("bounce"), _FLOOR - radius - height * leap + squash * radius * 0.8, y)
 
     turn = 2 * math.pi * time
     round_trip = together.start + together.direction * turn
-    orbit = torch.minimum(dice.uniform(0.20, 0.24, 1), 0.48 - radius)
+    orbit = torch.minimum(dice.between(0.20, 0.24), 0.48 - radius)
     x = torch.where(on("circle"), middle + 1.5 * spread * orbit * torch.cos(round_trip), x)
     y = torch.where(on("circle"), 0.5 + orbit * torch.sin(round_trip), y)
 
-    least, most = dice.uniform(0.10 * scale, 0.125 * scale, 1), dice.uniform(0.27 * scale, 0.32 * scale, 1)
+    least, most = dice.between(0.10 * scale, 0.125 * scale), dice.between(0.27 * scale, 0.32 * scale)
     grown = least + (most - least) * torch.where(on("grow"), time, 1 - time)
     still_radius = radius
     radius = torch.where(on("grow", "shrink"), grown, radius)

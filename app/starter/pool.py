@@ -110,10 +110,14 @@ class Captioner:
 
 
 class LatentPool:
-    """Standardised latents in bf16, loss weights and captions of clips of one canvas, the oldest replaced."""
+    """Standardised latents in bf16, loss weights and captions of clips of one canvas, the oldest replaced.
+
+    Where the first frame is given objects may be anywhere, as in a picture of the user's; see `Dice`.
+    """
 
     def __init__(self, kind: Kind, clips: int, group: int, codec: ClipCodec, ranks: Ranks, dice: torch.Generator):
         self.canvas, self.group, self.codec, self.ranks, self.dice = kind.canvas, group, codec, ranks, dice
+        self.loose = kind.image
         self.encode = codec.encode
         size = max(1, clips // group) * group
         cells = kind.latent_size()
@@ -126,7 +130,7 @@ class LatentPool:
     def add(self, drawn: Group) -> None:
         """Render and encode one group."""
         scenes, tokens = drawn
-        clips, poses = world.render_with_poses(scenes, self.ranks.device, self.dice, self.canvas)
+        clips, poses = world.render_with_poses(scenes, self.ranks.device, self.dice, self.canvas, self.loose)
         with self.ranks.autocast():
             means = torch.cat([self.encode(part.float() / 127.5 - 1).float() for part in clips.split(_ENCODED)])
         place = slice(self.next, self.next + len(scenes))

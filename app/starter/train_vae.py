@@ -32,7 +32,8 @@ SIZE_PENALTY = 1e-3  # keeps latents near unit size, so that the noise means som
 class ClipPool:
     """Rendered clips on the device, the oldest replaced as training goes on.
 
-    Drawn as the transformer's, with more that is small or spins: there a decoder loses outlines first.
+    Drawn as the transformer's, with more that is small or spins: there a decoder loses outlines first. Half of the
+    groups are loose (see `Dice`), as pictures of users are.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class ClipPool:
         self.clips = torch.cat([self._group() for _ in range(max(1, clips // group))])
 
     def _group(self) -> Tensor:
-        return world.render(training_group(self.rng, self.group), self.device, canvas=self.canvas)
+        scenes, loose = training_group(self.rng, self.group), self.rng.random() < 0.5
+        return world.render(scenes, self.device, canvas=self.canvas, loose=loose)
 
     def refresh(self) -> Tensor:
         """Replace the oldest group; returns the new one, uint8."""

@@ -167,9 +167,9 @@ class _Camera:
 
 def _camera(kind: Tensor, canvas: Canvas, dice: Dice) -> _Camera:
     time = torch.linspace(0, 1, canvas.frames, device=dice.device).view(1, -1)
-    way = dice.uniform(0.28, WIDEST_PAN, 1) * canvas.spread * (time - 0.5)
+    way = dice.between(0.28, WIDEST_PAN) * canvas.spread * (time - 0.5)
     direction = (kind == CAMERAS.index("right")).float() - (kind == CAMERAS.index("left")).float()
-    zoom = 1 + dice.uniform(0.38, 0.50, 1) * time * (kind == CAMERAS.index("zoom"))
+    zoom = 1 + dice.between(0.38, 0.50) * time * (kind == CAMERAS.index("zoom"))
     return _Camera(way * direction, zoom)
 
 
@@ -212,13 +212,14 @@ def render(
     device: torch.device | str,
     generator: torch.Generator | None = None,
     canvas: Canvas = CANVAS,
+    loose: bool = True,
 ) -> Tensor:
     """Draws ``scenes`` (same background and shapes) as one batch, without waiting for the device.
 
-    generator: on ``device``; places, speeds and scenery differ from draw to draw. Returns uint8
+    generator: on ``device``; places, speeds and scenery differ from draw to draw. loose: see `Dice`. Returns uint8
     (n, 3, frames, height, width). Raises ValueError for no scenes or for scenes that don't share background and shapes.
     """
-    return render_with_poses(scenes, device, generator, canvas)[0]
+    return render_with_poses(scenes, device, generator, canvas, loose)[0]
 
 
 @torch.no_grad()
@@ -227,6 +228,7 @@ def render_with_poses(
     device: torch.device | str,
     generator: torch.Generator | None = None,
     canvas: Canvas = CANVAS,
+    loose: bool = True,
 ) -> tuple[Tensor, list[Pose]]:
     """As `render`, and where each object is on screen."""
     device = torch.device(device)
@@ -237,7 +239,7 @@ def render_with_poses(
             "draw each kind by itself, as random_group gives them."
         )
     background, shape, shape2 = kinds.pop()
-    dice, table = Dice(len(scenes), device, generator), _table(scenes, device)
+    dice, table = Dice(len(scenes), device, generator, loose), _table(scenes, device)
     palette, tones = (
         constant(tuple(shapes.COLORS.values()), device),
         constant(tuple(scenery.STUDIO_TONES.values()), device),

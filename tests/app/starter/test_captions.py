@@ -80,6 +80,20 @@ def test_sides_in_words_are_the_scenes(left_first: bool | None) -> None:
     assert (named > 50) if left_first is not None else named == 0
 
 
+@pytest.mark.parametrize("left_first", [True, False])
+def test_what_is_named_first_stands_left_where_no_sides_are_named(left_first: bool) -> None:
+    scene = world.Scene("space", "cream", "still", "car", "red", "up", "medium", "box", "blue", left_first)
+    car, box = (tuple(set(phrases.SHAPE_WORDS[shape])) for shape in ("car", "box"))
+    left, right = (car, box) if left_first else (box, car)
+    texts = [captions.caption(scene, random.Random(seed), full=True) for seed in range(100)]
+    silent = [text for text in texts if not re.search(r"\b(left|right)\b", text)]
+    assert len(silent) > 20
+    for text in silent:
+        words = text.split()
+        ends = [next(n for n in range(len(words) + 1) if mentions(" ".join(words[:n]), one)) for one in (left, right)]
+        assert ends[0] < ends[1], text
+
+
 @pytest.mark.parametrize("place", world.PLACES)
 def test_captions_say_where_an_object_stands_and_never_the_wrong_side(place: str) -> None:
     scene = world.Scene("space", "cream", "still", "car", "red", "spin", "medium", place=place)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from app.starter import captions
+from app.starter import captions, world
 from app.starter.canvas import Canvas
 from app.starter.codec import ClipCodec
 from app.starter.mix import Kind
@@ -68,3 +70,21 @@ def test_the_newest_clips_can_be_drawn_alone(tmp_path: Path) -> None:
         assert all(any(torch.equal(clip, row) for row in rows) for clip in newest)
     everything, _, _ = pool.batch(200)
     assert len({clip.float().sum().item() for clip in everything}) == 4
+
+
+def test_only_where_the_first_frame_is_given_may_things_be_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, draw = [], world.render_with_poses
+
+    def spy(*given: Any) -> Any:
+        asked.append(given[-1])
+        return draw(*given)
+
+    monkeypatch.setattr(world, "render_with_poses", spy)
+    captions.build_tokenizer(tmp_path)
+    ranks, captioner = Ranks(), Captioner(tmp_path, frozenset(), 2, "6 0")
+    for image in (False, True):
+        kind = Kind(Canvas(64, 64, 5), image, 1.0)
+        LatentPool(kind, 4, 2, ClipCodec(build_vae()), ranks, ranks.dice(3)).add(captioner.next())
+    assert asked == [False, True]

@@ -165,6 +165,37 @@ def test_an_object_stands_where_its_scene_says(place: str, least: float, most: f
         assert 0.4 < float(x[3]) < 0.6
 
 
+@pytest.mark.parametrize("size", [(80, 128, 5), (128, 96, 5), (96, 96, 9)])
+def test_things_start_on_latent_cells_and_each_word_means_one_size_and_speed(size: tuple[int, int, int]) -> None:
+    canvas = Canvas(*size)
+    scenes = [replace(BALL, background="space", motion=motion, size="small") for motion in ("spin", "up", "left") * 20]
+    tight, loose = (
+        world.render_with_poses(scenes, CPU, torch.Generator().manual_seed(2), canvas, loose=loose)[1][0]
+        for loose in (False, True)
+    )
+    columns = (tight.x[0::3, 0] * canvas.height / 16, tight.y[0::3, 0] * canvas.height / 16)
+    for cells in columns:
+        torch.testing.assert_close(cells, cells.round(), atol=1e-4, rtol=0)
+    print(f"spins start at {sorted(set(columns[0].round().tolist()))} x {sorted(set(columns[1].round().tolist()))}")
+    assert 2 <= len({(round(x), round(y)) for x, y in zip(*(c.tolist() for c in columns), strict=True)}) <= 20
+    for values in (tight.radius[:, 0], tight.x[2::3].diff(dim=1)[:, 0], tight.y[1::3, 0]):
+        assert float(values.max() - values.min()) < 1e-5
+    for values in (loose.radius[:, 0], loose.x[2::3].diff(dim=1)[:, 0], loose.y[1::3, 0]):
+        assert float(values.max() - values.min()) > 1e-4
+    assert len(set(loose.x[0::3, 0].tolist())) == 20
+
+
+def test_a_spin_is_one_whole_turn_and_things_face_right_unless_they_move_left() -> None:
+    canvas = Canvas(64, 96, 25)
+    motions = ("spin", "still", "left", "right", "bounce")
+    scenes = [replace(BALL, shape="fish", background="space", motion=motion) for motion in motions] * 4
+    pose = world.render_with_poses(scenes, CPU, torch.Generator().manual_seed(5), canvas)[1][0]
+    turn = torch.arange(25) * torch.pi / 12
+    torch.testing.assert_close(pose.angle[0::5], turn.expand(4, -1))
+    assert float(pose.angle[1::5].abs().max()) == 0
+    assert pose.facing.flatten().tolist() == [1.0, 1.0, -1.0, 1.0, 1.0] * 4
+
+
 @pytest.mark.parametrize(
     "change", [{"motion": "left"}, {"camera": "zoom"}, {"shape2": "box", "color2": "blue"}, {"place": "top"}]
 )
