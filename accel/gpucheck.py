@@ -75,7 +75,7 @@ def normal(*shape: int, device: torch.device, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=draw, device=device, dtype=torch.bfloat16)
 
 
-def attention_cases(backend: Any, device: torch.device, tokens: Sequence[int] = TOKENS) -> Iterator[Case | str]:
+def attention_cases(backend: Any, device: torch.device, tokens: Sequence[int]) -> Iterator[Case | str]:
     """A sentence in the place of a case that the backend refuses: the reference runs it then, counted."""
     limit = LIMITS["attention"][not backend.exact]
     for count in tokens:
@@ -153,12 +153,17 @@ def _apart(got: Any, want: Any, limit: float) -> tuple[float, float, bool]:
     return differ, limit, same_odd and bool(torch.allclose(scales, wanted, rtol=1e-5))
 
 
-def cases(machine: Machine, device: torch.device) -> Iterator[Case | str]:
-    """Every case of every backend that can run here, or why one can't, as a sentence."""
+def checkable() -> list[Any]:
+    """The backends that run on GPUs, references left out."""
+    everything = [item for kind in ("attention", "linear") for item in backends(kind)]
+    return [item for item in everything if not item.reference and "cuda" in item.devices]
+
+
+def cases(machine: Machine, device: torch.device, names: Sequence[str] = ()) -> Iterator[Case | str]:
+    """Every case of every backend that can run here, or why one can't, as a sentence. names: of these backends only."""
     traits = StageTraits("transformer", "check", head_dim=128, reachable=True)
-    chosen = [item for kind in ("attention", "linear") for item in backends(kind) if not item.reference]
-    for item in chosen:
-        if "cuda" not in item.devices:
+    for item in checkable():
+        if names and item.name not in names:
             continue
         reasons = item.why_not(machine, traits)
         if reasons:
@@ -167,20 +172,24 @@ def cases(machine: Machine, device: torch.device) -> Iterator[Case | str]:
         if item.name == "fp8":
             yield from quantising_cases(device)
             yield from fused_cases(kernels_for(device), device)
-        yield from attention_cases(item, device) if item.kind == "attention" else linear_cases(item, device)
+        yield from attention_cases(item, device, TOKENS) if item.kind == "attention" else linear_cases(item, device)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when every case was right."""
+    """0 when every case was right and every backend that was named had one."""
     parser = argparse.ArgumentParser(prog="python -m accel.gpucheck", description="Are this GPU's backends right?")
+    known = [item.name for item in checkable()]
+    parser.add_argument("backends", nargs="*", metavar="BACKEND", help=f"of {', '.join(known)}; all without one")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds (default %(default).0f)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every case there")
     options = parser.parse_args(argv)
+    if unknown := [name for name in options.backends if name not in known]:
+        parser.error(f"there is no backend {', '.join(unknown)} for GPUs: take some of {', '.join(known)}")
     found: list[Case] = []
     end = time.monotonic() + options.budget
     with torch.inference_mode():
-        for item in cases(probe(patience=60.0), torch.device(options.device)):
+        for item in cases(probe(patience=60.0), torch.device(options.device), options.backends):
             print(item if isinstance(item, str) else item.text(), flush=True)
             if isinstance(item, Case):
                 found.append(item)
@@ -190,8 +199,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"stopped after {options.budget:.0f} s", flush=True)
                 break
     wrong = sum(not item.right for item in found)
-    print(f"{wrong} of {len(found)} cases were wrong" if wrong else f"all {len(found)} cases were right")
-    return 1 if wrong or not found else 0
+    if not found:
+        print("nothing could be checked here")
+    else:
+        print(f"{wrong} of {len(found)} cases were wrong" if wrong else f"all {len(found)} cases were right")
+    unchecked = [name for name in options.backends if name not in {case.backend for case in found}]
+    if unchecked and found:
+        print(f"not checked at all: {', '.join(unchecked)}")
+    return 1 if wrong or unchecked or not found else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from app.starter import judge
 from app.starter.judge import Verdict
-from app.starter.mix import EVEN, Emphasis
+from app.starter.mix import EVEN, USUAL, Emphasis
 from app.starter.prompts import JudgedPrompt, draw_prompts, frozen_prompts
 from app.starter.score import generate, load
 from app.starter.training import Ranks
@@ -63,9 +63,9 @@ def _weight(right: Sequence[bool]) -> float:
 
 
 def read(out: Path) -> Emphasis:
-    """What `weigh` wrote in this run, else none."""
+    """What `weigh` wrote in this run, else what is usually hard."""
     file = out / EMPHASIS
     if not file.exists():
-        return EVEN
+        return USUAL
     data = json.loads(file.read_text(encoding="utf-8"))
     return Emphasis(tuple(data["shapes"]), tuple(data["motions"]))

@@ -102,6 +102,26 @@ def test_what_cannot_run_is_said_and_nothing_checked_is_no_success(
     out = capsys.readouterr().out
     assert "fa3 can't run here: FlashAttention-3 runs on compute capability 9.0" in out
     assert "fp8 can't run here: FP8 products need" in out
+    assert "were right" not in out
+
+
+def test_only_the_named_backends_are_checked_and_one_left_out_is_no_success_emulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpucheck, "probe", lambda patience: builders.machine())
+    monkeypatch.setattr(gpucheck, "TOKENS", (17,))
+    monkeypatch.setattr(Fa3, "why_not", lambda self, machine, traits: [])
+    with emulator.installed():
+        assert gpucheck.main(["fa3", "--device", "cpu"]) == 0
+        alone = capsys.readouterr().out
+        assert gpucheck.main(["fa3", "fp8", "--device", "cpu"]) == 1
+    both = capsys.readouterr().out
+    assert "fa3 " in alone
+    assert "fp8" not in alone
+    assert "all 16 cases were right\nnot checked at all: fp8\n" in both
+    with pytest.raises(SystemExit):
+        gpucheck.main(["fa4"])
+    assert "there is no backend fa4 for GPUs: take some of fa3" in capsys.readouterr().err
 
 
 def test_right_passes_pass_and_a_wrong_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

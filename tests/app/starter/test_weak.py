@@ -56,8 +56,10 @@ def test_training_shows_emphasised_shapes_oftener() -> None:
     assert weighed == pytest.approx(3 / 14, abs=0.03)
 
 
-def test_it_is_read_back_and_absent_means_even(tmp_path: Path) -> None:
-    assert weak.read(tmp_path) == mix.EVEN
+def test_it_is_read_back_and_absent_means_the_usual(tmp_path: Path) -> None:
+    assert weak.read(tmp_path) == mix.USUAL
+    assert dict(zip(SHAPES, mix.USUAL.shapes, strict=True))["rocket"] == max(mix.USUAL.shapes)
+    assert dict(zip(MOTIONS, mix.USUAL.motions, strict=True))["spin"] == max(mix.USUAL.motions)
     found = mix.Emphasis(tuple(float(i) for i in range(len(SHAPES))), tuple(0.5 for _ in MOTIONS))
     (tmp_path / weak.EMPHASIS).write_text(json.dumps(asdict(found)), encoding="utf-8")
     assert weak.read(tmp_path) == found
