@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from app.starter.layout import LayoutHead, Watched, empty_layout
 from app.starter.mix import Kind
 from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
 from app.starter.pool import LatentPool
@@ -103,33 +105,51 @@ def flow_loss(
     return velocity_error(clean, latents, sigmas, weights)
 
 
+@dataclass(frozen=True)
+class Lead:
+    """What leads the transformer's middle besides the flow, see layout.py. amount: its weight, on the device."""
+
+    head: LayoutHead
+    watched: Watched
+    amount: Tensor
+
+
 class FlowStep:
     """Loss and gradients of batches of one kind, in tensors that never move (so that a CUDA graph can hold them)."""
 
     def __init__(
-        self, ranks: Ranks, kind: Kind, size: int, transformer: nn.Module, text_encoder: nn.Module, flat: Flat
+        self,
+        ranks: Ranks,
+        kind: Kind,
+        size: int,
+        transformer: nn.Module,
+        text_encoder: nn.Module,
+        flat: Flat,
+        lead: Lead,
     ) -> None:
-        self.ranks, self.kind, self.size, self.flat = ranks, kind, size, flat
+        self.ranks, self.kind, self.size, self.flat, self.lead = ranks, kind, size, flat, lead
         self.transformer, self.text_encoder = transformer, text_encoder
         device, cells = ranks.device, kind.latent_size()
         self.latents = torch.zeros(size, LATENT_CHANNELS, *cells, dtype=torch.bfloat16, device=device)
         self.noise = torch.zeros(self.latents.shape, device=device)
         self.weights = torch.ones(size, *cells, dtype=torch.bfloat16, device=device)
+        self.layout = empty_layout(size, cells, device)
         self.ids = torch.ones(size, TEXT_TOKENS, dtype=torch.long, device=device)
         self.sigmas = torch.full((size,), 0.5, device=device)
-        self.loss = torch.zeros((), device=device)
+        self.loss, self.untold = torch.zeros((), device=device), torch.zeros((), device=device)
 
     def load(self, pool: LatentPool, dice: torch.Generator, newest: int | None = None) -> None:
         """Draw a new batch; newest: from so many clips added last."""
-        latents, weights, ids = pool.batch(self.size, newest)
-        self.latents.copy_(latents)
-        self.weights.copy_(weights)
-        self.ids.copy_(ids)
+        batch = pool.batch(self.size, newest)
+        places = (self.latents, self.weights, self.ids, *self.layout)
+        drawn = (batch.latents, batch.weights, batch.ids, *batch.layout)
+        for place, new in zip(places, drawn, strict=True):
+            place.copy_(new)
         self.noise.normal_(generator=dice)
         self.sigmas.copy_(sample_sigmas(self.size, self.ranks.device, dice))
 
     def run(self) -> None:
-        """Forward and backward; the gradients of ``flat`` and ``loss`` hold the result."""
+        """Forward and backward: gradients to ``flat``, the flow's loss to ``loss``, the layout's to ``untold``."""
         self.flat.grad.zero_()
         dtype = torch.bfloat16 if self.ranks.cuda else torch.float32
         with self.ranks.autocast():
@@ -144,5 +164,7 @@ class FlowStep:
                 dtype,
                 self.kind.image,
             )
-        loss.backward()
+            untold = self.lead.head.loss(self.lead.watched.take(), self.layout, self.weights.float())
+        (loss + self.lead.amount * untold).backward()
         self.loss.copy_(loss.detach())
+        self.untold.copy_(untold.detach())

@@ -7,6 +7,7 @@ from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.starter import captions, world
 from app.starter.codec import ClipCodec
+from app.starter.layout import Layout, empty_layout, layout_of
 from app.starter.mix import EVEN, Emphasis, Kind, loss_weights, object_cells, training_group
 from app.starter.model import TEXT_TOKENS
 from app.starter.training import Ranks
@@ -109,8 +111,18 @@ class Captioner:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
 
+class Batch(NamedTuple):
+    """Latents ``(size, channels, t, h, w)`` and loss weights ``(size, t, h, w)`` in bf16, token ids ``(size, 64)``, and
+    what lies where."""
+
+    latents: Tensor
+    weights: Tensor
+    ids: Tensor
+    layout: Layout
+
+
 class LatentPool:
-    """Standardised latents in bf16, loss weights and captions of clips of one canvas, the oldest replaced.
+    """Standardised latents in bf16, loss weights, layouts and captions of clips of one canvas, the oldest replaced.
 
     Where the first frame is given objects may be anywhere, as in a picture of the user's; see `Dice`.
     """
@@ -123,6 +135,7 @@ class LatentPool:
         cells = kind.latent_size()
         self.latents = torch.zeros(size, codec.vae.config.z_dim, *cells, dtype=torch.bfloat16, device=ranks.device)
         self.weights = torch.zeros(size, *cells, dtype=torch.bfloat16, device=ranks.device)
+        self.layout = empty_layout(size, cells, ranks.device)
         self.tokens = torch.zeros(size, CAPTIONS_PER_CLIP, TEXT_TOKENS, dtype=torch.int16, device=ranks.device)
         self.next = self.filled = self.rendered = 0
 
@@ -135,17 +148,17 @@ class LatentPool:
             means = torch.cat([self.encode(part.float() / 127.5 - 1).float() for part in clips.split(_ENCODED)])
         place = slice(self.next, self.next + len(scenes))
         self.latents[place] = self.codec.standardise(means).to(torch.bfloat16)
-        self.weights[place] = loss_weights(object_cells(poses, self.canvas)).to(torch.bfloat16)
+        touched = [object_cells([pose], self.canvas) for pose in poses]
+        self.weights[place] = loss_weights(torch.stack(touched).amax(0)).to(torch.bfloat16)
+        for kept, new in zip(self.layout, layout_of(scenes, poses, touched, self.canvas), strict=True):
+            kept[place] = new
         self.tokens[place] = self.ranks.upload(torch.from_numpy(tokens))
         self.next = (self.next + len(scenes)) % len(self.latents)
         self.filled = min(len(self.latents), self.filled + len(scenes))
         self.rendered += len(scenes)
 
-    def batch(self, size: int, newest: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents ``(size, channels, t, h, w)`` and loss weights ``(size, t, h, w)`` in bf16, and token ids (size, 64).
-
-        A tenth of the ids are the empty prompt. newest: draw from so many clips added last only.
-        """
+    def batch(self, size: int, newest: int | None = None) -> Batch:
+        """Clips at random. A tenth of the ids are the empty prompt. newest: from so many clips added last only."""
         device = self.latents.device
         among = self.filled if newest is None else min(newest, self.filled)
         age = torch.randint(1, among + 1, (size,), device=device, generator=self.dice)
@@ -153,7 +166,8 @@ class LatentPool:
         text = torch.randint(0, CAPTIONS_PER_CLIP, (size,), device=device, generator=self.dice)
         dropped = torch.rand(size, 1, device=device, generator=self.dice) < NO_PROMPT
         ids = torch.where(dropped, empty_prompt(size, device), self.tokens[clip, text].long())
-        return self.latents[clip], self.weights[clip], ids
+        layout = Layout(*(kept[clip] for kept in self.layout))
+        return Batch(self.latents[clip], self.weights[clip], ids, layout)
 
 
 def empty_prompt(size: int, device: torch.device) -> Tensor:

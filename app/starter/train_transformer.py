@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
 from app.starter import captions
 from app.starter.codec import ClipCodec
-from app.starter.flow import FlowStep, look_up_by_index
+from app.starter.flow import FlowStep, Lead, look_up_by_index
+from app.starter.layout import LayoutHead, Watched
 from app.starter.mix import EVEN, KINDS, Emphasis, Kind
-from app.starter.model import build_text_encoder, build_transformer
+from app.starter.model import HEAD_DIM, HEADS, LAYERS, build_text_encoder, build_transformer
 from app.starter.pool import Captioner, LatentPool
 from app.starter.replay import Memory, Replayed
 from app.starter.saving import save_pipeline, vae_for
@@ -44,6 +45,8 @@ class Recipe:
     adam_rate: float = 1.5e-3
     text_rate: float = 1e-3
     decay: float = 0.999
+    lead: float = 0.1  # weight of the layout's loss at the start
+    lead_until: float = 0.7  # share of the time until it is nothing
     flat_until: float = 0.4  # share of the time at the full rate
     save_every: float = 300.0  # seconds between two checkpoints
     graphs: bool = True
@@ -54,6 +57,9 @@ class Recipe:
 
 UNSEEN_EVERY = 200
 """Steps between two batches of clips that no step has seen: their loss against the others' tells of overfitting."""
+
+LED = LAYERS // 2
+"""Number of the block that must know what lies where: the blocks after it draw."""
 
 KEPT = "training.pt"
 """File in a run's output from which its next part goes on."""
@@ -71,12 +77,18 @@ class Model:
             take_text_encoder(self.text_encoder, tokenizer, start)
         self.transformer.to(ranks.device)
         self.text_encoder.to(ranks.device)
+        self.head = LayoutHead(HEADS * HEAD_DIM).to(ranks.device)
         look_up_by_index(self.text_encoder)
         self.matrices = block_matrices(self.transformer)
         taken = {id(p) for p in self.matrices.values()}
-        rest = [p for p in self.transformer.parameters() if id(p) not in taken]
+        rest = [p for p in (*self.transformer.parameters(), *self.head.parameters()) if id(p) not in taken]
         self.flat = Flat([list(self.matrices.values()), rest, list(self.text_encoder.parameters())])
         ranks.share([self.flat.data])
+
+    def lead(self, amount: float) -> Lead:
+        """What leads the block `LED` of the transformer, which is compiled by now if it ever is."""
+        watched = Watched(self.transformer.blocks[LED])
+        return Lead(self.head, watched, torch.tensor(amount, device=self.flat.data.device))
 
 
 def block_matrices(transformer: nn.Module) -> dict[str, nn.Parameter]:
@@ -154,14 +166,17 @@ class _Training:
         self.kinds, self.vae_folder, self.out = kinds, vae_folder, out
         self.dice = ranks.dice(recipe.seed + 100 * recipe.part)
         self.codec = codec
+        sizes = [int(recipe.pool * (1.0 if kind is kinds[0] else 0.12)) for kind in kinds]
         self.pools = [
-            LatentPool(
-                kind, int(recipe.pool * (1.0 if kind is kinds[0] else 0.12)), recipe.group, codec, ranks, self.dice
-            )
-            for kind in kinds
+            LatentPool(kind, size, recipe.group, codec, ranks, self.dice)
+            for kind, size in zip(kinds, sizes, strict=True)
         ]
+        if ranks.cuda:
+            prepare_compiler()
+            model.transformer.compile_repeated_blocks(dynamic=False)
+        self.lead = lead = model.lead(recipe.lead)
         self.steps = [
-            FlowStep(ranks, kind, kind.batch(recipe.batch), model.transformer, model.text_encoder, model.flat)
+            FlowStep(ranks, kind, kind.batch(recipe.batch), model.transformer, model.text_encoder, model.flat, lead)
             for kind in kinds
         ]
         self.replays = [Replayed(ranks, str(step.kind), step.run, [step.loss, model.flat.grad]) for step in self.steps]
@@ -171,8 +186,6 @@ class _Training:
         ranks, began = self.ranks, time.monotonic()
         base = self.pools[0]
         if ranks.cuda:
-            prepare_compiler()
-            self.model.transformer.compile_repeated_blocks(dynamic=False)
             base.encode = torch.compile(self.codec.encode, dynamic=False)
         tasks = [step.run for step in self.steps] + [lambda: base.add(self.captioner.next())]
         for task in tasks[ranks.rank :: ranks.size]:
@@ -226,6 +239,7 @@ class _Training:
             ranks.average(flat.grad)
             flat.clip(1.0)
             whole = (recipe.part - 1 + passed) / recipe.parts
+            self.lead.amount.fill_(recipe.lead * max(0.0, 1 - whole / recipe.lead_until))
             factor = learning_rate_factor(first + step, whole, warmup=300, flat_until=recipe.flat_until)
             for group in adam.param_groups:
                 group["lr"] = group["rate"] * factor
@@ -233,7 +247,7 @@ class _Training:
             muon.step(recipe.muon_rate * factor)
             average.update()
             step += 1
-            losses.add(self.steps[number].loss, number, unseen)
+            losses.add(self.steps[number], number, unseen)
             if step % 500 == 0:
                 ranks.share([flat.data])
             if step % 200 == 0 or step in (5, 50):
@@ -282,20 +296,24 @@ class _Training:
 
 
 class _Losses:
-    """Losses since the last report: of all steps, of the first kind of batch, and of its batches of unseen clips."""
+    """Losses since the last report: of all steps (the layout's, too), of the first kind of batch, and of its batches of
+    unseen clips."""
 
     def __init__(self) -> None:
         self.all: list[Tensor] = []
+        self.untold: list[Tensor] = []
         self.seen: list[Tensor] = []
         self.unseen: list[Tensor] = []
 
-    def add(self, loss: Tensor, number: int, unseen: bool) -> None:
-        self.all.append(loss.clone())
+    def add(self, step: FlowStep, number: int, unseen: bool) -> None:
+        self.all.append(step.loss.clone())
+        self.untold.append(step.untold.clone())
         if number == 0:
             (self.unseen if unseen else self.seen).append(self.all[-1])
 
     def __str__(self) -> str:
-        told = f"loss {float(torch.stack(self.all).mean()):.4f}"
+        whole, untold = (float(torch.stack(losses).mean()) for losses in (self.all, self.untold))
+        told = f"loss {whole:.4f}, layout {untold:.3f}"
         if self.seen and self.unseen:
             seen, unseen = (float(torch.stack(losses).mean()) for losses in (self.seen, self.unseen))
             told += f" (text alone {seen:.4f}, clips never seen {unseen:.4f})"

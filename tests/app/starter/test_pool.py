@@ -47,7 +47,8 @@ def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Pat
         pool.add(group)
     assert (pool.filled, pool.rendered) == (4, 6)
     known = {row.tobytes() for _, ids in drawn[1:] for row in ids.reshape(-1, 64).astype(np.int64)}
-    latents, weights, ids = pool.batch(400)
+    latents, weights, ids, layout = pool.batch(400)
+    assert layout.pose.shape == (400, 6, 3, 4, 6)
     assert latents.shape == (400, LATENT_CHANNELS, 3, 4, 6)
     assert weights.shape == (400, 3, 4, 6)
     torch.testing.assert_close(weights.float().mean(), torch.tensor(1.0), atol=0.02, rtol=0)
@@ -64,11 +65,11 @@ def test_the_newest_clips_can_be_drawn_alone(tmp_path: Path) -> None:
     for _ in range(3):  # the third takes the first one's place
         groups.append(captioner.next())
         pool.add(groups[-1])
-        newest, _, _ = pool.batch(50, newest=2)
+        newest = pool.batch(50, newest=2).latents
         place = (pool.next - 2) % 4
         rows = pool.latents[place : place + 2]
         assert all(any(torch.equal(clip, row) for row in rows) for clip in newest)
-    everything, _, _ = pool.batch(200)
+    everything = pool.batch(200).latents
     assert len({clip.float().sum().item() for clip in everything}) == 4
 
 
