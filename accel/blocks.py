@@ -6,6 +6,7 @@ A plan's `compile` choice: "no", "yes" (compiling.py) or "fused" (fused/).
 from __future__ import annotations
 
 from accel import policy
+from accel.errors import Unknown
 from accel.types import Choice, Gpu, Machine, Preferences, StageTraits
 
 AUTO, NO, YES, FUSED = "auto", "no", "yes", "fused"
@@ -23,7 +24,7 @@ def choose(
     """The choice, and why a wish can't be kept, empty when it can. linear: what is engaged for the stage's linears."""
     wish = wishes.compile
     if wish not in ALLOWED:
-        return _choice(AUTO, NO), f"compile={wish} is not known, allowed are {', '.join(ALLOWED)}"
+        return _choice(AUTO, NO), Unknown(f"compile={wish} is not known, allowed are {', '.join(ALLOWED)}")
     if traits.stage != "transformer":
         return Choice(traits.stage, "compile", AUTO, NO, ("only the transformer's repeated blocks are compiled",)), ""
     if wish == NO:

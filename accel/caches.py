@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel.errors import Unknown
 from accel.readouts.results import Quality
 from accel.types import NO_CACHE, Choice, Preferences, StageTraits
 
@@ -116,7 +117,7 @@ def choose(
     try:
         strength = strength_of(wish)
     except ValueError as error:
-        return NO_CACHE, f"cache={wish} can't be used: {error}" if cache is not None else f"cache={error}"
+        return NO_CACHE, Unknown(f"cache={wish} can't be used: {error}" if cache is not None else f"cache={error}")
     assert cache is not None
     reason = why_not(cache, traits, blocks)
     if reason:

@@ -1,7 +1,8 @@
 """What accel raises. Each message is one sentence that can be shown to a person.
 
 AccelError
-├── PlanError         a forced choice can't run on this machine; `.reasons` says why and what to do
+├── PlanError         a forced choice can't run on this machine; `.reasons` says why and what to do, `.unknown` which of
+│                     them speak of names or strengths that there are on no machine
 └── NonFiniteError    latents or frames are no picture any more; `.what`, `.step` and the backend say where
 """
 
@@ -14,11 +15,18 @@ class AccelError(Exception):
     """Base of everything accel raises on purpose."""
 
 
+class Unknown(str):
+    """A reason against a choice that no machine could keep: its name, or the strength behind it, does not exist."""
+
+    __slots__ = ()
+
+
 class PlanError(AccelError):
     """A forced choice can't run here. Raised before anything loads."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = list(reasons)
+        self.unknown = [reason for reason in self.reasons if isinstance(reason, Unknown)]
         super().__init__("; ".join(self.reasons))
 
 

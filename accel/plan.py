@@ -15,7 +15,7 @@ from accel import blocks, caches, policy, precision, threads
 from accel.advice import PYTHON, nearest
 from accel.backends import REGISTRY
 from accel.contract import Backend
-from accel.errors import PlanError
+from accel.errors import PlanError, Unknown
 from accel.figures import milliseconds
 from accel.fit import choosing
 from accel.readouts import deciding
@@ -190,7 +190,8 @@ class _Planner:
     ) -> Choice:
         where = f"dtype={wish} for the {traits.stage}"
         if wish not in DTYPES.values():
-            self.refusals.append(f"dtype={wish} is not known, allowed are auto, {', '.join(DTYPES.values())}")
+            allowed = ", ".join(DTYPES.values())
+            self.refusals.append(Unknown(f"dtype={wish} is not known, allowed are auto, {allowed}"))
         elif wish not in traits.dtypes:
             self.refusals.append(f"{where}: {traits.class_name} runs in {' or '.join(traits.dtypes)} only")
         elif needed is not None and wish not in needed[1]:
@@ -238,7 +239,7 @@ class _Planner:
         elif wish not in known and wish != STOCK:
             able = [name for name, one in known.items() if not self.why_not(one, traits, place, one.dtypes[0])]
             which = nearest(wish, [AUTO, *sorted(known)], f"`{PYTHON} -m accel.backends` lists", [AUTO, *able])
-            self.refusals.append(f"{setting}={wish} is not known: {which}")
+            self.refusals.append(Unknown(f"{setting}={wish} is not known: {which}"))
         elif wish in known:
             reasons = self.why_not(known[wish], traits, place, dtype)
             if reasons and known[wish].reference and kind == "attention" and not traits.reachable:

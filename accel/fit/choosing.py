@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from accel.errors import Unknown
 from accel.figures import gib
 from accel.fit.needs import FEWEST_BLOCKS, PROGRAM, Needs, needs
 from accel.types import KEPT, NO_OFFLOAD, NO_TILING, Choice, Gpu, ModelTraits, Preferences, Room, StagePlan
@@ -175,7 +176,7 @@ def _refusals(
     for setting, allowed in (("offload", OFFLOADS), ("tiling", TILINGS), ("text_encoder", KEEPS)):
         wish = getattr(wishes, setting)
         if wish not in (AUTO, *allowed):
-            yield f"{setting}={wish} is not known, allowed are auto, {', '.join(allowed)}"
+            yield Unknown(f"{setting}={wish} is not known, allowed are auto, {', '.join(allowed)}")
     if wishes.offload in OFFLOADS[1:]:
         where = "the CPU" if gpu is None else gpu.name
         reason = "" if gpu is not None and gpu.vendor != "apple" else f"{where} computes in the machine's own memory"

@@ -369,10 +369,8 @@ def plan_for(
     try:
         return make(traits, preferences) if shared is None else shared.plan(make, preferences)
     except accel.PlanError as error:
-        # a name or a strength that there is on no machine, and not one that can't be had "here"
-        unknown = [reason for reason in error.reasons if "is not known" in reason or "can't be used: " in reason]
-        if unknown:
-            raise UsageError(f"accel: {'; '.join(unknown)}.") from error
+        if error.unknown:
+            raise UsageError(f"accel: {'; '.join(error.unknown)}.") from error
         left_out = () if machine().usable_gpus() else machine().unused_gpus()
         raise PlanRefusedError(f"{'; '.join([*error.reasons, *left_out])}.") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel import advice
+from accel.errors import PlanError
 from accel.plan import make_plan
 from accel.types import Preferences
 from tests.accel.recorded import engaged, machine, model, refusals
@@ -33,6 +34,37 @@ def test_all_refusals_come_at_once(tmp_path: Path) -> None:
     wishes = ["attention=x", "compile=perhaps", "device=tpu", "linear=y", "threads=0"]
     assert sorted(reason.partition(" ")[0] for reason in found) == wishes
     assert all("allowed are" in reason or "possible are" in reason for reason in found)
+
+
+NOWHERE = {
+    "attention": "x",
+    "linear": "x",
+    "vae": "x",
+    "dtype": "int3",
+    "compile": "perhaps",
+    "cache": "tea",
+    "offload": "disk",
+    "tiling": "yes",
+    "text_encoder": "drop",
+}
+
+
+@pytest.mark.parametrize(("setting", "wish"), [*NOWHERE.items(), ("cache", "mag:strong")])
+def test_what_there_is_on_no_machine_is_told_apart_from_what_this_one_lacks(
+    setting: str, wish: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(machine("zen5", tmp_path), model(), Preferences(**{"device": "cuda", setting: wish}))
+    (unknown,) = caught.value.unknown
+    assert unknown.startswith(f"{setting}={wish} ")
+    assert len(caught.value.reasons) > 1
+
+
+def test_a_backend_of_which_nothing_was_found_out_is_no_unknown_one(tmp_path: Path) -> None:
+    found = machine("sapphire-rapids", tmp_path, runs={"sgl_kernel": {"timeout": True}})
+    with pytest.raises(PlanError, match=r"sgl_amx can't be used here: .* is not known yet") as caught:
+        make_plan(found, model(), Preferences(attention="sgl_amx"))
+    assert not caught.value.unknown
 
 
 def test_of_unknown_backends_those_that_run_here_are_told(tmp_path: Path) -> None:
