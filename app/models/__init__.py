@@ -29,7 +29,7 @@ _FILES = (
     skyreels,
     sana,
 )
-_LISTED = "the page (on the command line: python launch.py --models) lists"
+_LISTED = "the list of models (on the command line: python launch.py --models) has"
 
 
 def all_families() -> tuple[Family, ...]:

@@ -71,13 +71,8 @@ def mistakes_field() -> Any:
 
 def as_value(wrong: Mapping[str, str], asked: bool = False) -> str:
     """The component's value. asked: somebody pressed Generate, so the first of the fields gets the focus."""
-    told = {name: f"{TITLES[name]}: {_here(on_page(wrong[name]))}" for name in TITLES if name in wrong}
+    told = {name: f"{TITLES[name]}: {on_page(wrong[name])}" for name in TITLES if name in wrong}
     return json.dumps({"fields": told, "asked": next(_times) if asked and told else 0}, ensure_ascii=False)
-
-
-def _here(text: str) -> str:
-    """A sentence that stands on the very page that it speaks of."""
-    return text.replace("the page lists all", "the list of this field has all")
 
 
 def sentence(wrong: Mapping[str, str]) -> str:

@@ -318,7 +318,7 @@ def test_what_families_offer_the_engine_can_do() -> None:
 
 
 def test_unknown_model_is_refused_before_anything_loads() -> None:
-    with pytest.raises(UsageError, match=r"--models\) lists all"):
+    with pytest.raises(UsageError, match=r"--models\) has all"):
         Engine().generate(REQUEST.model_copy(update={"model": "nothing"}))
 
 

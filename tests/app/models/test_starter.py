@@ -17,7 +17,7 @@ def test_the_starter_comes_first_and_needs_no_download() -> None:
     assert all_families()[0] is STARTER
     assert family_for("starter") is STARTER
     assert (STARTER.licence, STARTER.download.value, STARTER.folder) == ("Apache-2.0", 0, WEIGHTS)
-    known = rf'"startr" is not known: did you mean "starter"; .*--models\) lists all {len(all_families())}\.$'
+    known = rf'"startr" is not known: did you mean "starter"; .*--models\) has all {len(all_families())}\.$'
     with pytest.raises(UsageError, match=known):
         family_for("startr")
 

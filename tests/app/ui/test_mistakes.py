@@ -73,10 +73,10 @@ def test_a_model_that_is_not_here_is_told_at_the_model_and_not_by_the_estimate(c
     assert "The desk makes no clips" in _estimate(context, tuple(form()))
 
 
-def test_the_page_speaks_of_its_own_list(context: Context) -> None:
+def test_an_unknown_model_is_told_where_the_known_ones_stand_and_no_command(context: Context) -> None:
     told = json.loads(as_value(before_queueing(context, form(model="nothing-like-it"))))["fields"]["model"]
-    assert "the list of this field has all" in told
-    assert "the page" not in told
+    assert "the list of models has all" in told
+    assert "--models" not in told
 
 
 @pytest.mark.parametrize(
