@@ -114,12 +114,22 @@ def gpus_for(machine: Machine, count: int) -> list[Gpu]:
     """The GPUs that share a clip, of one architecture: one plan is made for all of them, and the slowest is waited for.
     None where ON_CPU says that the CPU stands in. Raises CannotRunError when there are too few.
     """
-    usable = sorted((gpu for gpu in machine.usable_gpus() if gpu.vendor != "apple"), key=lambda gpu: gpu.index)
+    usable, found = _usable(machine), alike(machine)
+    if len(found) < count and (usable or os.environ.get(ON_CPU) != "1"):
+        raise CannotRunError(_too_few(count, usable, found, machine.unused_gpus()))
+    return found[:count]
+
+
+def alike(machine: Machine) -> list[Gpu]:
+    """Every GPU that can share a clip: those of the architecture of which there are most."""
+    usable = _usable(machine)
     kinds = Counter(gpu.arch for gpu in usable)
-    alike = [gpu for gpu in usable if gpu.arch == kinds.most_common(1)[0][0]]
-    if len(alike) < count and (usable or os.environ.get(ON_CPU) != "1"):
-        raise CannotRunError(_too_few(count, usable, alike, machine.unused_gpus()))
-    return alike[:count]
+    return [gpu for gpu in usable if gpu.arch == kinds.most_common(1)[0][0]]
+
+
+def _usable(machine: Machine) -> list[Gpu]:
+    """Apple's are left out: no two share a clip."""
+    return sorted((gpu for gpu in machine.usable_gpus() if gpu.vendor != "apple"), key=lambda gpu: gpu.index)
 
 
 def is_guided(request: GenerationRequest) -> bool:

@@ -10,14 +10,15 @@ import base64
 import io
 import secrets
 import threading
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from accel.types import Machine
 from app.console import describe
+from app.engine import several
 from app.errors import KinetileError, on_page
 from app.progress import Progress
 from app.queue.jobs import Job
@@ -132,26 +133,16 @@ class Live:
             told = self._context.service.doctor()
         except (KinetileError, AccelError):
             return  # the Accelerate tab says why
-        found = told.get("machine", {})
-        self.machine, self.gpus = machine_line(found), gpus_alike(found)
+        found = Machine.from_dict(told["machine"])
+        self.machine, self.gpus = machine_line(found), len(several.alike(found))
 
 
-def gpus_alike(machine: dict[str, Any]) -> int:
-    """GPUs that can be used and are of one kind, of the kind of which there are most."""
-    usable = [gpu for gpu in machine.get("gpus", ()) if gpu.get("usable", {}).get("value") is True]
-    kinds = Counter(gpu.get("arch") for gpu in usable if gpu.get("vendor") != "apple")
-    return max(kinds.values(), default=0)
-
-
-def machine_line(machine: dict[str, Any]) -> str:
+def machine_line(machine: Machine) -> str:
     """The machine in a few words: "Xeon Gold 6530, AMX · 24 GiB"."""
-    cpu = machine.get("cpu", {})
-    gpus = [gpu.get("name", "") for gpu in machine.get("gpus", ()) if gpu.get("usable", {}).get("value") is True]
-    name = gpus[0] if gpus else str(cpu.get("model") or cpu.get("vendor") or "")
+    cpu, gpus, memory = machine.cpu, machine.usable_gpus(), machine.memory.usable
+    name = gpus[0].name if gpus else cpu.model or cpu.vendor
     name = name.replace("(R)", "").replace("(TM)", "").split(" CPU")[0].split(" @")[0].strip()
-    flags = cpu.get("flags", {})
-    best = next((title for flag, title in _BEST if _usable(flags.get(flag))), "")
-    memory = machine.get("memory", {}).get("usable") or 0
+    best = next((title for flag, title in _BEST if cpu.usable(flag)), "")
     parts = [", ".join(filter(None, [name, "" if gpus else best]))]
     if memory:
         parts.append(f"{memory / 2**30:.0f} GiB")
@@ -159,10 +150,6 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 _BEST = (("amx_bf16", "AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2"), ("neon", "NEON"))
-
-
-def _usable(flag: Any) -> bool:
-    return bool(flag.get("usable")) if isinstance(flag, dict) else False
 
 
 def _running(job: Job, progress: JobProgress | None) -> dict[str, Any]:

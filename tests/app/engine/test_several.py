@@ -116,6 +116,7 @@ def test_gpus_of_one_architecture_are_taken_and_no_others(h200: Machine) -> None
     """One plan is made for all of them: FP8 for instance is not there on every one."""
     older = replace(h200.gpus[0], name="NVIDIA A100", arch="sm_80")
     mixed = replace(h200, gpus=tuple(replace(gpu, index=at) for at, gpu in enumerate((older, *h200.gpus, *h200.gpus))))
+    assert several.alike(mixed) == list(mixed.gpus[1:])
     shared = several.sharing_for(mixed, with_heads(40), asked(2))
     assert shared is not None
     assert shared.devices == ("cuda:1", "cuda:2")
@@ -125,6 +126,13 @@ def test_gpus_of_one_architecture_are_taken_and_no_others(h200: Machine) -> None
         "gpus=3: GPUs that share a clip must be of one architecture, and this machine has NVIDIA A100, "
         f"{h200.gpus[0].name}; take at most 2."
     )
+
+
+def test_gpus_that_can_not_be_used_and_apple_s_are_not_alike(h200: Machine) -> None:
+    (gpu,) = h200.gpus
+    broken = replace(gpu, usable=replace(gpu.usable, value=False))
+    assert several.alike(replace(h200, gpus=(broken, gpu))) == [gpu]
+    assert several.alike(replace(h200, gpus=(replace(gpu, vendor="apple"),) * 2)) == []
 
 
 def test_attention_that_not_all_ranks_would_choose_is_said_to_be_nobodys_wish(h200: Machine) -> None:
