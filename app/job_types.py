@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -123,10 +124,15 @@ class Job:
 
 @dataclass(frozen=True)
 class History:
-    """A stretch of what has ended, newest first, and how much there is in all."""
+    """A stretch of what has ended, newest first, and how much there is in all: by state, those with any."""
 
     jobs: tuple[Job, ...]
-    total: int
+    counts: Mapping[JobState, int]
+
+    @property
+    def total(self) -> int:
+        """Of all states."""
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True)

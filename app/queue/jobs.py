@@ -137,9 +137,9 @@ class JobQueue:
         where = f"ended IS NOT NULL AND deleted IS NULL AND state IN ({marks})" + " AND instr(words, ?)" * len(words)
         values = (*states, *words)
         with self._lock:
-            total = self._rows(f"SELECT COUNT(*) FROM jobs WHERE {where}", values)[0][0]
+            counts = dict(self._rows(f"SELECT state, COUNT(*) FROM jobs WHERE {where} GROUP BY state", values))
             found = self._select(f"{where} ORDER BY turn DESC LIMIT ? OFFSET ?", (*values, limit, offset))
-        return History(found, total)
+        return History(found, counts)
 
     def known(self, keys: Collection[str]) -> dict[str, Job]:
         """By key, the job that tells most about it: a done one, else a queued or running one, else the newest."""

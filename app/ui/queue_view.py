@@ -157,12 +157,24 @@ def history_html(found: History, view: View, context: Context) -> str:
             return f'<p class="kt-empty">No clip is {escaped(STATES[view.states[0]])}.</p>'
         return '<p class="kt-empty">No clips yet. Press Generate on Create: the starter needs no download.</p>'
     cards = "".join(_card(job, view.chosen, context) for job in found.jobs)
-    return f'{_pager(found.total, view.offset)}<ul class="kt-grid" aria-label="Clips, the newest first">{cards}</ul>'
+    return f'{_pager(found, view.offset)}<ul class="kt-grid" aria-label="Clips, the newest first">{cards}</ul>'
 
 
-def _pager(total: int, offset: int) -> str:
+def counted(counts: Mapping[JobState, int]) -> str:
+    """How many clips there are, and apart from them what never became one: "3 clips, 1 cancelled"."""
+    return ", ".join(
+        plural(count, "clip") if state == "done" else f"{count:,} {STATES[state]}"
+        for state in ENDED
+        if (count := counts.get(state))
+    )
+
+
+def _pager(found: History, offset: int) -> str:
+    total, where = found.total, counted(found.counts)
     last = min(offset + PAGE, total)
-    where = f"{offset + 1:,} to {last:,} of {plural(total, 'clip')}" if total > PAGE else plural(total, "clip")
+    if total > PAGE:
+        mixed = f"{total:,}: " if len(found.counts) > 1 else ""
+        where = f"{offset + 1:,} to {last:,} of {mixed}{where}"
     newer = button("‹ Newer", "page", "Newer clips", "", offset == 0, to=max(0, offset - PAGE), way="newer")
     older = button("Older ›", "page", "Older clips", "", last >= total, to=offset + PAGE, way="older")
     arrows = f"{newer}{older}" if total > PAGE else ""

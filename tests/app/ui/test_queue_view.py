@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from app.errors import JobFailedError
 from app.paths import Home
-from app.queue.jobs import ENDED, JobError, JobResult, JobState
+from app.queue.jobs import ENDED, History, JobError, JobResult, JobState
 from app.queue.service import JobProgress
 from app.request import GenerationRequest
 from app.ui.accelerate_view import machine_html
@@ -123,6 +123,31 @@ def test_a_page_of_the_history(context: Context) -> None:
     assert f"1 to {PAGE} of {PAGE + 5} clips" in first.text
     assert [one.get("aria-disabled") for one in first.buttons("page")] == ["true", None]
     assert [one.get("aria-disabled") for one in second.buttons("page")] == [None, "true"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"done": 1}, "1 clip"),
+        ({"done": 3, "cancelled": 1}, "3 clips, 1 cancelled"),
+        ({"failed": 2, "crashed": 1}, "2 failed, 1 crashed"),
+        ({"done": PAGE, "cancelled": 2}, f"1 to {PAGE} of {PAGE + 2}: {PAGE} clips, 2 cancelled"),
+        ({"cancelled": 1_000}, f"1 to {PAGE} of 1,000 cancelled"),
+    ],
+)
+def test_only_what_was_made_counts_as_a_clip(context: Context, counts: dict[JobState, int], words: str) -> None:
+    page = Reader(history_html(History((), counts), View(), context))
+    assert page.text.removesuffix("‹ NewerOlder ›") == words
+
+
+def test_the_history_tells_how_its_jobs_ended(context: Context) -> None:
+    desk = context.service
+    assert isinstance(desk, Desk)
+    finish(context, "one")
+    (job,) = desk.submit([spec("two", context.home.outputs)])
+    desk.queue.cancel_queued([job.id], JobError("Cancelled."))
+    assert history(context).text.startswith("1 clip, 1 cancelled")
+    assert history(context, search="two").text.startswith("1 cancelled")
 
 
 def test_a_clip_tells_what_is_known_of_it(context: Context) -> None:
