@@ -22,10 +22,11 @@ from app.ui.carried import carried_field, of_the_switches, taken_over, whose
 from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
+from app.ui.many import MANY, question_html
 from app.ui.mistakes import as_value, before_queueing, look, mistakes_field, place_for, sentence
 from app.ui.model_field import ModelField
 from app.ui.queue_view import name_of
-from app.ui.rows import HEARD
+from app.ui.rows import HEARD, actions, read_data, read_number
 from app.ui.saved import restored
 from app.ui.sizes import ASPECTS, CUSTOM, QUALITIES, choice_of, size_of
 from app.ui.starter_words import is_shown, words_field
@@ -143,7 +144,7 @@ def _form(context: Context) -> dict[str, Any]:
     with gr.Column(elem_classes=["kt-go"]):
         made["estimate"] = gr.HTML("", elem_id="kt-estimate", apply_default_css=False)
         made["generate"] = gr.Button("Generate", variant="primary", elem_id="kt-generate")
-        made["notice"] = gr.HTML("", elem_id="kt-notice", apply_default_css=False)
+        made["notice"] = actions(elem_id="kt-notice")
     made["mistakes"] = mistakes_field()
     made["queued"] = gr.State(())
     context.form.by_name, context.form.source = {name: made[name] for name in NAMES}, made["source"]
@@ -194,6 +195,9 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     def submit(*values: Any) -> Any:
         return _submit(context, values)
 
+    def agree(event: gr.EventData, *values: Any) -> Any:
+        return _submit(context, values, agreed=read_number(read_data(event), "count"))
+
     def still(queued: Sequence[int], notice: str) -> Any:
         return _still(context, queued) if queued and notice else gr.skip()
 
@@ -223,9 +227,11 @@ def _connect(context: Context, parts: dict[str, Any], stage: Any, store: Any) ->
     parts["seed_mode"].input(None, [parts["seed_mode"], parts["seed"]], [parts["seed"]], js=_SEED, **PRIVATE)
     parts["seed"].change(None, [parts["seed"]], None, js=_SEED_TYPED, **PRIVATE)  # `input` is not told of a paste
 
-    parts["generate"].click(
-        submit, fields, [parts[name] for name in ("notice", "mistakes", "queued")], js=_ASKED, **QUICK
-    ).then(None, [parts["notice"]], None, js="(notice) => window.kinetile && window.kinetile.follow(notice)", **PRIVATE)
+    answered = [parts[name] for name in ("notice", "mistakes", "queued")]
+    for pressed, queue in ((parts["generate"].click, submit), (parts["notice"].click, agree)):
+        pressed(queue, fields, answered, js=_ASKED, **QUICK).then(
+            None, [parts["notice"]], None, js="(notice) => window.kinetile && window.kinetile.follow(notice)", **PRIVATE
+        )
 
     def reuse(event: gr.EventData) -> list[Any]:
         (job,) = context.service.get([_number(event._data)])
@@ -353,13 +359,18 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
     return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{switches}{sentences_html(found.blocked, "bad")}'
 
 
-def _submit(context: Context, values: tuple[Any, ...]) -> tuple[str, str, tuple[int, ...]]:
-    """Queue what the form asks for: the notice, what is wrong where, and the jobs. Nothing typed is lost."""
+def _submit(context: Context, values: tuple[Any, ...], agreed: int = 0) -> tuple[str, str, tuple[int, ...]]:
+    """Queue what the form asks for: the notice, what is wrong where, and the jobs. Nothing typed is lost. agreed: as
+    many clips as the person was asked about and said yes to.
+    """
     wrong = before_queueing(context, values)
     if wrong:
         return _refused(sentence(wrong)), as_value(wrong, asked=True), ()
     try:
-        jobs = context.service.submit(context.specs(context.form.read(*values)))
+        specs = context.specs(context.form.read(*values))
+        if len(specs) > max(MANY, agreed):
+            return question_html(context, specs), as_value({}), ()
+        jobs = context.service.submit(specs)
     except KinetileError as error:
         return _refused(on_page(error)), as_value({}), ()
     ids = tuple(job.id for job in jobs) if len(jobs) > 1 else ()

@@ -243,6 +243,6 @@ window.kinetile = Object.assign(window.kinetile || {}, {
   poll,
   cancel: actions.cancel,
   running: () => !!state.running,
-  follow(notice) { state.chosen = 0; if (!(notice || '').includes('kt-problem')) state.pressed = Date.now(); trouble(''); poll(); },
+  follow(notice) { state.chosen = 0; if (!(notice || '').includes('role="alert"')) state.pressed = Date.now(); trouble(''); poll(); },
 });
 poll();
