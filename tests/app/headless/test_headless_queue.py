@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from app.queue.owner import LocalService
 from app.queue.service import Service, open_service
 from app.video import read_metadata
 from app.worker.supervisor import ROOT
-from tests.app.headless.batches import SMALL, Runs
+from tests.app.headless.batches import SMALL, Batch
 from tests.app.services import QUICK, ended, spec, until
 from tests.app.standin import StandIn
 from tests.app.workers import in_thread
@@ -45,26 +44,26 @@ def pressing(times: int, at_seed: int) -> Any:
 # -- resume -----------------------------------------------------------------------------------------------------------
 
 
-def test_resume_makes_what_is_missing_and_nothing_twice(runs: Runs) -> None:
+def test_resume_makes_what_is_missing_and_nothing_twice(runs: Batch) -> None:
     broken = runs.preset("broken", prompt="fault:fail:text")
     lines = runs.folder / "many.jsonl"
     lines.write_text("\n".join(json.dumps(SMALL | {"seed": 8}) for _ in range(2)), encoding="utf-8")
     sources = (runs.preset("ball"), broken, str(lines))
     assert runs.run(*sources) == 1
-    assert runs.clips == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
+    assert runs.names == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
     assert runs.run(*sources, resume=True) == 1
     assert "Skipping 3 clips that an earlier run made" in runs.stdout
     assert "Making 1 clip " in runs.stdout
-    assert runs.clips == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
+    assert runs.names == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
     for name in ("many-2-8.mp4", "many-2-8.png"):
         (runs.out / name).unlink()
     assert runs.run(*sources[2:], resume=True, as_json=True) == 0
     document = json.loads(runs.stdout)
     assert [(clip["state"], clip["skipped"]) for clip in document["clips"]] == [("done", True), ("done", False)]
-    assert runs.clips == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
+    assert runs.names == ["ball-3.mp4", "many-1-8.mp4", "many-2-8.mp4"]
 
 
-def test_resume_knows_a_random_seed_and_goes_on_with_its_series(runs: Runs) -> None:
+def test_resume_knows_a_random_seed_and_goes_on_with_its_series(runs: Batch) -> None:
     source = runs.preset("ball", seed=None, steps=1)
     assert runs.run(source, count=3) == 0
     before = {read_metadata(path)["request"]["seed"] for path in runs.out.glob("*.mp4")}
@@ -75,24 +74,25 @@ def test_resume_knows_a_random_seed_and_goes_on_with_its_series(runs: Runs) -> N
     assert runs.run(source, count=3, resume=True) == 0
     assert {read_metadata(path)["request"]["seed"] for path in runs.out.glob("*.mp4")} == before
     assert runs.run(source, count=3) == 0, "without --resume it is a new series"
-    assert len(runs.clips) == 6
+    assert len(runs.names) == 6
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill cannot send Ctrl-C to itself on Windows")
 @pytest.mark.parametrize("named", [True, False])
-def test_ctrl_c_keeps_the_rest_queued_and_resume_goes_on(runs: Runs, named: bool) -> None:
+def test_ctrl_c_keeps_the_rest_queued_and_resume_goes_on(runs: Batch, named: bool) -> None:
     source = runs.preset("ball", seed=40, steps=50)
     assert runs.run(source, count=3, make_engine=pressing(1, 40)) == 130
     assert "2 clips still queued" in runs.stdout
-    assert not runs.clips
-    assert runs.run(*([source] if named else []), **({"count": 3} if named else {}), resume=True) == 0
+    assert not runs.names
+    settings: dict[str, Any] = {"count": 3} if named else {}
+    assert runs.run(*([source] if named else []), **settings, resume=True) == 0
     seeds = {read_metadata(path)["request"]["seed"] for path in runs.out.glob("ball-4*.mp4")}
     assert {41, 42} <= seeds
     assert (40 in seeds) == named, "the stopped one is made again where it is asked for"
 
 
 def test_ctrl_c_before_anything_is_queued_does_not_claim_that_it_is(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
+    runs: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -105,7 +105,7 @@ def test_ctrl_c_before_anything_is_queued_does_not_claim_that_it_is(
     assert "Nothing is queued" in runs.stdout
 
 
-def test_resume_with_an_empty_queue_says_so(runs: Runs) -> None:
+def test_resume_with_an_empty_queue_says_so(runs: Batch) -> None:
     assert runs.run(resume=True) == 0
     assert runs.stdout == "Nothing is queued, so there is nothing to go on with.\n"
 
@@ -113,7 +113,7 @@ def test_resume_with_an_empty_queue_says_so(runs: Runs) -> None:
 # -- failing ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_failure_stops_nothing_unless_fail_fast(runs: Runs) -> None:
+def test_one_failure_stops_nothing_unless_fail_fast(runs: Batch) -> None:
     sources = (runs.preset("a", seed=1), runs.preset("b", prompt="fault:fail:text"), runs.preset("c", seed=2))
     assert runs.run(*sources) == 1
     assert "2 of 3 made, 1 failed" in runs.stdout
@@ -124,18 +124,18 @@ def test_one_failure_stops_nothing_unless_fail_fast(runs: Runs) -> None:
     assert "1 clip still queued" in runs.stdout
 
 
-def test_an_out_of_memory_fails_one_clip_and_says_which_knob(runs: Runs) -> None:
+def test_an_out_of_memory_fails_one_clip_and_says_which_knob(runs: Batch) -> None:
     sources = (runs.preset("a", prompt="fault:memory:denoising"), runs.preset("b", seed=2))
     assert runs.run(*sources) == 1
     assert "Out of memory while denoising" in runs.stderr
     assert "smaller size or fewer frames" in runs.stderr
-    assert runs.clips == ["b-2.mp4"]
+    assert runs.names == ["b-2.mp4"]
 
 
 # -- dry run ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_estimates_and_queues_nothing(runs: Runs) -> None:
+def test_a_dry_run_estimates_and_queues_nothing(runs: Batch) -> None:
     source = runs.preset("ball")
     assert runs.run(source, count=3, dry_run=True) == 0
     assert "Estimate: its time is not known, as none was made here yet" in runs.stdout
@@ -153,7 +153,7 @@ def test_a_dry_run_estimates_and_queues_nothing(runs: Runs) -> None:
     assert "Nothing is queued" in runs.stdout
 
 
-def test_a_dry_run_says_what_is_blocked_and_why(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_what_is_blocked_and_why(runs: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 4: refused before anything loads, by what the container has."""
     monkeypatch.setattr("app.queue.owner.free_memory", lambda: (10_000_000, "the container"))
     assert runs.run(runs.preset("ball"), count=3, dry_run=True) == 3
@@ -162,8 +162,8 @@ def test_a_dry_run_says_what_is_blocked_and_why(runs: Runs, monkeypatch: pytest.
     assert "the container has 10 MiB free" in runs.stderr
 
 
-def test_a_dry_run_from_the_command_line_imports_no_torch(home: Home, tmp_path: Path) -> None:
-    preset = Runs(home, tmp_path).preset("ball")
+def test_a_dry_run_from_the_command_line_imports_no_torch(runs: Batch, home: Home) -> None:
+    preset = runs.preset("ball")
     script = f"""if True:
         import sys
         from app import cli
@@ -186,16 +186,16 @@ def page(home: Home) -> Iterator[Service]:
     made.stop(now=True)
 
 
-def test_a_batch_hands_its_clips_to_the_owner_and_follows_them(runs: Runs, page: Service) -> None:
+def test_a_batch_hands_its_clips_to_the_owner_and_follows_them(runs: Batch, page: Service) -> None:
     assert runs.run(runs.preset("ball"), count=2) == 0, runs.stderr
     assert "handed over" in runs.stdout
     assert "denoising" in runs.stdout
     assert "2 of 2 made" in runs.stdout
-    assert runs.clips == ["ball-3.mp4", "ball-4.mp4"]
+    assert runs.names == ["ball-3.mp4", "ball-4.mp4"]
     assert [job.spec.name for job in page.history().jobs] == ["ball", "ball"]
 
 
-def test_a_batch_behind_others_says_behind_how_many_and_when_it_begins(runs: Runs, page: Service) -> None:
+def test_a_batch_behind_others_says_behind_how_many_and_when_it_begins(runs: Batch, page: Service) -> None:
     page.submit([spec(runs.out, seed=80, steps=60), spec(runs.out, seed=81), spec(runs.out, seed=82)])
     until(lambda: page.snapshot().running is not None)
     page.submit([spec(runs.out, seed=83)], held=True)
@@ -205,14 +205,14 @@ def test_a_batch_behind_others_says_behind_how_many_and_when_it_begins(runs: Run
     assert "1 of 1 made" in after
 
 
-def test_who_need_not_wait_hears_nothing_of_waiting(runs: Runs, page: Service) -> None:
+def test_who_need_not_wait_hears_nothing_of_waiting(runs: Batch, page: Service) -> None:
     assert runs.run(runs.preset("ball"), count=2) == 0, runs.stderr
     assert "handed over" in runs.stdout
     assert "Waiting behind" not in runs.stdout
     assert "wait is over" not in runs.stdout
 
 
-def test_nothing_is_said_to_be_handed_over_that_is_not(runs: Runs, page: Service) -> None:
+def test_nothing_is_said_to_be_handed_over_that_is_not(runs: Batch, page: Service) -> None:
     assert runs.run(runs.preset("ball"), count=2, dry_run=True) == 0
     assert f"Would make 2 clips in {runs.out}" in runs.stdout
     assert "handed over" not in runs.stdout
@@ -226,7 +226,7 @@ def test_nothing_is_said_to_be_handed_over_that_is_not(runs: Runs, page: Service
 @pytest.mark.skipif(os.name == "nt", reason="there it can't be told who may change a folder")
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_folder_whose_clips_the_page_can_t_play_is_named_before_they_are_made(
-    runs: Runs, page: Service, shared: bool
+    runs: Batch, page: Service, shared: bool
 ) -> None:
     runs.out.mkdir()
     runs.out.chmod(0o777 if shared else 0o755)
@@ -236,7 +236,7 @@ def test_a_folder_whose_clips_the_page_can_t_play_is_named_before_they_are_made(
     assert "without playing them" not in runs.stdout
 
 
-def test_what_is_taken_up_from_the_queue_is_said_to_go_where_it_goes(runs: Runs, page: Service, home: Home) -> None:
+def test_what_is_taken_up_from_the_queue_is_said_to_go_where_it_goes(runs: Batch, page: Service, home: Home) -> None:
     page.submit([spec(home.outputs, seed=99)], held=True)
     assert runs.run(resume=True, dry_run=True, out=None) == 0
     assert f"Would make 1 clip in {home.outputs}" in runs.stdout
@@ -246,8 +246,7 @@ def test_what_is_taken_up_from_the_queue_is_said_to_go_where_it_goes(runs: Runs,
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill cannot send Ctrl-C to itself on Windows")
-def test_ctrl_c_of_a_batch_stops_its_own_clips_only(home: Home, tmp_path: Path) -> None:
-    runs = Runs(home, tmp_path)
+def test_ctrl_c_of_a_batch_stops_its_own_clips_only(runs: Batch, home: Home) -> None:
     page = open_service(home, launch=in_thread(pressing(1, 40)), patience=QUICK)
     try:
         (other,) = page.submit([spec(home.outputs, seed=99)])
@@ -259,7 +258,7 @@ def test_ctrl_c_of_a_batch_stops_its_own_clips_only(home: Home, tmp_path: Path) 
         page.stop(now=True)
 
 
-def test_a_clip_that_the_page_cancels_or_removes_is_no_riddle(runs: Runs, page: Service) -> None:
+def test_a_clip_that_the_page_cancels_or_removes_is_no_riddle(runs: Batch, page: Service) -> None:
     def meddle() -> None:
         running = until(lambda: (now := page.snapshot()).running is not None and len(now.waiting) == 1 and now)
         page.remove([running.waiting[0].id])
@@ -273,7 +272,7 @@ def test_a_clip_that_the_page_cancels_or_removes_is_no_riddle(runs: Runs, page: 
     assert "0 of 2 made" in runs.stdout
 
 
-def test_a_batch_goes_on_when_the_owner_goes(runs: Runs, home: Home) -> None:
+def test_a_batch_goes_on_when_the_owner_goes(runs: Batch, home: Home) -> None:
     owner = open_service(home, launch=in_thread(StandIn), patience=QUICK)
 
     def go() -> None:
@@ -285,12 +284,12 @@ def test_a_batch_goes_on_when_the_owner_goes(runs: Runs, home: Home) -> None:
     code = runs.run(runs.preset("ball", steps=20), count=4)
     helper.join()
     assert "has ended: going on here" in runs.stdout
-    made = len(runs.clips)
+    made = len(runs.names)
     # The clip that ran when the owner stopped waits again.
     assert (code, made) == (0, 4), runs.stdout + runs.stderr
 
 
-def test_an_owning_batch_finishes_what_it_was_making_for_another(runs: Runs, home: Home) -> None:
+def test_an_owning_batch_finishes_what_it_was_making_for_another(runs: Batch, home: Home) -> None:
     handed: list[Any] = []
 
     def hand_over() -> None:
