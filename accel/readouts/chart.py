@@ -1,15 +1,17 @@
 """A bar chart of speed-ups with the error beside each bar, as SVG or PNG.
 
-One layout makes rectangles and texts; two small painters draw them. Colour never speaks alone: each bar's end says how
-fast, how wrong, and the verdict. SVG takes a page's colours where it stands in one (CSS variables with fallbacks).
+One layout makes rectangles and texts, wide or narrow enough for a phone; two small painters draw them. Colour never
+speaks alone: each bar says how fast, how wrong, and the verdict. SVG takes a page's colours where it stands in one (CSS
+variables with fallbacks).
 """
 
 from __future__ import annotations
 
 import html
 import io
+import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,9 +34,26 @@ VARIABLES: dict[Role, str] = {
     "win": "--kt-good",
     "bad": "--kt-bad",
 }
-WIDTH, LABEL, WORDS = 960, 190, 330
-ROW, BAR, SIZE = 22, 12, 12
-"""Height of a row and of a bar, and of letters, in pixels."""
+ROW, LINE, BAR, SIZE = 22, 16, 12, 12
+"""Height of a row, of a further line in it, of a bar and of letters, in pixels."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Pixels: the width, where bars begin, and what stays free behind the longest one. letters: most in a line. below:
+    what a bar has to say stands under it rather than at its end.
+    """
+
+    width: int
+    bars_at: int
+    free: int
+    letters: int
+    below: bool = False
+
+
+WIDE = Shape(960, 190, 330, letters=200)
+NARROW = Shape(352, 176, 8, letters=53, below=True)
+"""For a window of 390 pixels, nearly at its own size."""
 
 
 @dataclass(frozen=True)
@@ -58,31 +77,39 @@ class Words:
 Item = Bar | Words
 
 
-def layout(rows: Iterable[Row], title: str) -> tuple[float, list[Item]]:
+def layout(rows: Iterable[Row], title: str, shape: Shape = WIDE) -> tuple[float, list[Item]]:
     """Height in pixels, and what is drawn. Rows without a speed-up are told in words."""
     shown = words.groups(row for row in rows)
     longest = max([2.0, *(row.speedup for rows in shown.values() for row in rows if row.speedup)])
-    scale = (WIDTH - LABEL - WORDS) / longest
-    one = LABEL + scale
+    scale = (shape.width - shape.bars_at - shape.free) / longest
+    one = shape.bars_at + scale
     items: list[Item] = [Words(16, 28, title, bold=True)]
+    items.append(Words(16 if shape.below else one - 3, 52, "1x: plain PyTorch in the plan's precision", "quiet"))
     y = 52.0
     for heading, group in shown.items():
-        y += ROW
-        items.append(Words(16, y, heading, "quiet"))
-        top = y + 6
+        lines = _lines(Words(16, y + ROW, heading, "quiet"), shape)
+        items += lines
+        y = lines[-1].y
         plain = _plain(group)
         for row in group:
             y += ROW
             items.append(Words(28, y, f"{row.backend} {words.DTYPES.get(row.dtype, row.dtype)}"))
-            end = float(LABEL)
+            length = (row.speedup or 0.0) * scale
             if row.speedup is not None:
-                end += row.speedup * scale
-                items.append(Bar(LABEL, y - BAR + 2, row.speedup * scale, BAR, _role(row)))
-            items.append(Words(max(end, one) + 8, y, _told(row, plain), "bad" if _role(row) == "bad" else "ink"))
-        items.append(Bar(one, top, 1, y - top + 6, "quiet"))
+                items.append(Bar(shape.bars_at, y - BAR + 2, length, BAR, _role(row)))
+            items.append(Bar(one, y - ROW + 6, 1, ROW, "quiet"))
+            x, below = (28.0, y + LINE) if shape.below else (max(shape.bars_at + length, one) + 8, y)
+            lines = _lines(Words(x, below, _told(row, plain), "bad" if _role(row) == "bad" else "ink"), shape)
+            items += lines
+            y = lines[-1].y
         y += 8
-    items.append(Words(one - 3, 52, "1x: plain PyTorch in the plan's precision", "quiet"))
     return y + 16, items
+
+
+def _lines(text: Words, shape: Shape) -> list[Words]:
+    """A text in as many lines as the shape needs."""
+    wrapped = textwrap.wrap(text.text, shape.letters) or [""]
+    return [replace(text, y=text.y + LINE * number, text=line) for number, line in enumerate(wrapped)]
 
 
 def _role(row: Row) -> Role:
@@ -111,12 +138,12 @@ def _told(row: Row, plain: str) -> str:
     return ", ".join(filter(None, (speed, error, told)))
 
 
-def svg(rows: Iterable[Row], title: str) -> str:
+def svg(rows: Iterable[Row], title: str, shape: Shape = WIDE) -> str:
     """The chart as one SVG element, that needs nothing beside it."""
-    height, items = layout(rows, title)
-    background = f'<rect width="{WIDTH}" height="{height:.0f}" fill="{_fill("paper")}"/>'
+    height, items = layout(rows, title, shape)
+    background = f'<rect width="{shape.width}" height="{height:.0f}" fill="{_fill("paper")}"/>'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {shape.width} {height:.0f}" role="img" '
         f'aria-label="{html.escape(title, quote=True)}" font-family="system-ui, sans-serif" font-size="{SIZE}">'
         f"{background}{''.join(map(_element, items))}</svg>"
     )
@@ -139,7 +166,7 @@ def png(rows: Iterable[Row], title: str, scale: int = 2) -> bytes:
     from PIL import Image, ImageDraw, ImageFont
 
     height, items = layout(rows, title)
-    picture = Image.new("RGB", (WIDTH * scale, round(height) * scale), COLOURS["paper"])
+    picture = Image.new("RGB", (WIDE.width * scale, round(height) * scale), COLOURS["paper"])
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(SIZE * scale)
     for item in items:
         if isinstance(item, Bar):

@@ -72,7 +72,11 @@ def results_html(data: Mapping[str, Any], model: str) -> str:
             f'<p class="kt-empty">Nothing was measured for this model on this machine yet: run a benchmark.</p>{notes}'
         )
     remarks = "".join(f"<li>{escaped(line)}</li>" for line in words.remarks(results, made))
-    drawn = f'<div class="kt-chart">{chart.svg(made.rows, CHART)}</div>'
+    shapes = {"wide": chart.WIDE, "narrow": chart.NARROW}  # the style sheet shows the one that fits the window
+    drawn = "".join(
+        f'<div class="kt-chart kt-chart-{name}">{chart.svg(made.rows, CHART, shape)}</div>'
+        for name, shape in shapes.items()
+    )
     tables = "".join(
         f'<h3 class="kt-subheading">{escaped(title)}</h3>{_table(words.COLUMNS, [words.cells(row) for row in rows])}'
         for title, rows in words.groups(made.rows).items()

@@ -60,6 +60,20 @@ def test_number_and_verdict_are_against_the_same() -> None:
     assert not any("plain fp32" in text for text in told)
 
 
+def test_the_narrow_chart_says_the_same_inside_a_phone_s_width() -> None:
+    long = row("broken", 1.0, verdict="not served", note="outside the repeated blocks: small, sensitive", time=None)
+    told: list[list[str]] = []
+    for shape in (chart.WIDE, chart.NARROW):
+        height, items = chart.layout([*ROWS, long], "a title", shape)
+        texts = [item for item in items if isinstance(item, Words)]
+        ends = [item.x + item.width for item in items if isinstance(item, Bar)]
+        assert max([*ends, *(item.x + 6 * len(item.text) for item in texts)]) <= shape.width
+        assert max(item.y for item in items) < height
+        told.append(sorted(" ".join(item.text for item in texts).split()))
+    assert told[0] == told[1]
+    assert len({(item.x, item.y) for item in texts}) == len(texts), "one lies on another"
+
+
 def test_the_svg_is_whole_and_holds_any_name() -> None:
     text = chart.svg(ROWS, 'a "title" <b>')
     root = ElementTree.fromstring(text)
@@ -72,7 +86,7 @@ def test_files_are_as_their_names_end(tmp_path: Path) -> None:
     chart.save(ROWS, "t", tmp_path / "x.png")
     chart.save(ROWS, "t", tmp_path / "x.SVG")
     picture = Image.open(io.BytesIO((tmp_path / "x.png").read_bytes()))
-    assert picture.size[0] == 2 * chart.WIDTH
+    assert picture.size[0] == 2 * chart.WIDE.width
     assert len(picture.convert("RGB").getcolors(2**20) or ()) > 3
     assert (tmp_path / "x.SVG").read_text().startswith("<svg")
     with pytest.raises(ValueError, match=r"x\.pdf must end in \.svg or \.png"):

@@ -95,14 +95,19 @@ def test_a_server_that_was_stopped_is_told_of_whole(new_tab: NewTab, tmp_path: P
 
 
 def test_nothing_covers_a_tabs_name_or_scrolls_sideways(phone: Tab) -> None:
-    badge = phone.page.evaluate("""() => {
-        const button = document.getElementById('tab-queue-button');
-        button.dataset.count = '1';
-        const [room, wide] = [getComputedStyle(button).paddingRight, getComputedStyle(button, '::after').width];
+    bottom, top, right, width = phone.page.evaluate("""() => {
+        const button = document.getElementById('tab-queue-button'), letters = document.createRange();
+        button.dataset.count = '12 held';
+        const badge = getComputedStyle(button, '::after'), box = button.getBoundingClientRect();
+        letters.selectNodeContents(button);
+        const ends = [...button.parentElement.children].map((one) => one.getBoundingClientRect().right);
+        const bottom = parseFloat(badge.top) + parseFloat(badge.height), top = letters.getBoundingClientRect().top;
+        const found = [bottom, top - box.top, Math.max(...ends), innerWidth];
         delete button.dataset.count;
-        return [parseFloat(room), parseFloat(wide)];
+        return found;
     }""")
-    assert badge[0] >= badge[1], "the badge lies on the last letters"
+    assert bottom <= top, "the badge lies on the letters"
+    assert right <= width
     phone.show("Presets").page.get_by_role("button", name="Paste a share code").wait_for()
     styles = phone.page.evaluate(
         "() => [...document.querySelectorAll('.kt-tools')].map((node) => getComputedStyle(node).overflowX)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
+from accel.readouts import chart
 from accel.readouts.results import Clip, Measurement, Peak, Place, Results
 from app.errors import UsageError
 from app.measuring import Measuring, State
@@ -260,13 +262,26 @@ def test_two_plans_of_the_forms_clip_stand_in_a_slider(tab: Tab, served: Served)
     assert [clip["plan"] for clip in state["result"]["clips"]] == ["Plain PyTorch, fp32", "Automatic"]
 
 
+def test_the_chart_fits_the_window(tab: Tab) -> None:
+    markup = results_html({"results": results().to_dict(), "stale": [], "problems": []}, "starter")
+    tab.show("Accelerate")
+    tab.page.locator("#kt-readouts").evaluate("(node, markup) => { node.innerHTML = markup; }", markup)
+    drawn = tab.page.locator("#kt-readouts svg >> visible=true")
+    for window, shape in ((1280, chart.WIDE), (390, chart.NARROW)):
+        tab.page.set_viewport_size({"width": window, "height": 844})
+        expect(drawn).to_have_attribute("viewBox", re.compile(f"0 0 {shape.width} "))
+        box = drawn.bounding_box()
+        assert box["x"] + box["width"] <= window
+        assert box["width"] > 0.9 * shape.width, "its words can be read"
+
+
 def test_a_quick_benchmark_through_its_endpoint_shows_on_the_page(served: Served, tab: Tab) -> None:
     tab.show("Accelerate")
     assert served.client().predict({**SMALL, "prompt": "a ball"}, True, api_name="/benchmark") >= 1
     tab.page.locator("#kt-measure").get_by_role("progressbar").wait_for(timeout=PATIENCE)
     state = wait_until_over(served)
     assert state["state"] == "done", state["error"]
-    tab.page.locator("#kt-readouts svg").wait_for(timeout=PATIENCE)
+    tab.page.locator("#kt-readouts svg >> visible=true").wait_for(timeout=PATIENCE)
     assert "plain PyTorch" in tab.page.locator("#kt-readouts").inner_text()
     tab.page.locator("#kt-accelerators .kt-figure:not(.kt-none)").first.wait_for(timeout=PATIENCE)
     kept = served.client().predict(api_name="/readouts")
