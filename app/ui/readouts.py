@@ -67,7 +67,7 @@ class Readouts:
         compared = gr.HTML("", apply_default_css=False, elem_id="kt-compared")
         with gr.Column(visible=False) as pictures:
             frame = gr.Slider(1, 2, 1, step=1, label="Frame", elem_id="kt-frame")
-            sides = gr.HTML("", apply_default_css=False, elem_id="kt-sides")
+            sides = gr.HTML("", js_on_load=script("slider.js"), apply_default_css=False, elem_id="kt-sides")
             slider = gr.ImageSlider(show_label=False, interactive=False, elem_id="kt-slider", max_height=640)
         self.pair = pair = gr.State(0)
         shown = [panel, results, beside, compare, compared, pictures, frame, pair]

@@ -234,7 +234,7 @@ def test_a_benchmark_is_begun_watched_and_cancelled(tab: Tab, served: Served) ->
 def test_two_plans_of_the_forms_clip_stand_in_a_slider(tab: Tab, served: Served) -> None:
     tab.fill(Prompt="a red ball", Width=SMALL["width"], Height=SMALL["height"], Frames=SMALL["frames"], Steps=2)
     tab.show("Accelerate")
-    tab.page.locator("#kt-compare").click()
+    tab.page.locator("#kt-compare").evaluate("(button) => button.click()")
     tab.page.locator("#kt-comparing").get_by_role("progressbar").wait_for(timeout=PATIENCE)
     assert tab.page.locator("#kt-compare").is_disabled()
     tab.page.locator("#kt-compared .kt-figures").wait_for(timeout=PATIENCE * 2)
@@ -243,7 +243,13 @@ def test_two_plans_of_the_forms_clip_stand_in_a_slider(tab: Tab, served: Served)
     for says in ("Plain PyTorch, fp32", "Automatic", "dB", "SSIM"):
         assert says in text
     pictures = tab.page.locator("#kt-slider img")
-    pictures.first.wait_for(timeout=PATIENCE)
+    eager = (
+        "one.loading === 'eager' && one.naturalWidth"  # how far below the window lazy ones wait is the browser's own
+    )
+    tab.page.wait_for_function(
+        f"() => [...document.querySelectorAll('#kt-slider img')].filter((one) => {eager}).length === 2", timeout=30_000
+    )
+    assert tab.page.evaluate("scrollY") == 0, "nobody scrolled to them"
     assert pictures.count() == 2
     left, right = (one.bounding_box()["x"] for one in tab.page.locator("#kt-sides span").all())
     assert tab.page.locator("#kt-sides span").all_inner_texts() == ["Left: Plain PyTorch, fp32", "Right: Automatic"]
