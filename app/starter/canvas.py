@@ -14,8 +14,8 @@ from torch import Tensor
 REFERENCE_ASPECT = 1.6
 """Width / height the world was composed for (256x160). Other canvases spread horizontal distances to their width."""
 
-CELL = 16
-"""Pixels a side of one latent cell."""
+CELL, CELL_FRAMES = 16, 2
+"""Pixels a side and frames of one latent cell; the first frame has cells of its own."""
 
 WIDEST_PAN = 0.36
 """Largest way of a camera pan over one clip, in canvas heights at the reference aspect."""
@@ -43,6 +43,11 @@ class Canvas:
     def aspect(self) -> float:
         """Width in canvas heights."""
         return self.width / self.height
+
+    @property
+    def cells(self) -> tuple[int, int, int]:
+        """Latent frames, rows and columns."""
+        return (self.frames - 1) // CELL_FRAMES + 1, self.height // CELL, self.width // CELL
 
     @property
     def spread(self) -> float:
@@ -79,9 +84,9 @@ class Dice:
 
     def between(self, low: float, high: float) -> Tensor:
         """float32 (n, 1) from a range: anywhere in it if loose, else its middle."""
-        return (
-            self.uniform(low, high, 1) if self.loose else torch.full((self.n, 1), (low + high) / 2, device=self.device)
-        )
+        if self.loose:
+            return self.uniform(low, high, 1)
+        return torch.full((self.n, 1), (low + high) / 2, device=self.device)
 
     def stepped(self, values: Tensor, step: float) -> Tensor:
         """``values``, if not loose each at the nearest multiple of ``step``."""

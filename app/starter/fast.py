@@ -114,7 +114,7 @@ class Walkers:
 
     def __init__(self, size: int, kind: Kind, device: torch.device, dice: torch.Generator) -> None:
         self.dice, self.table = dice, schedules().to(device)
-        self.noisy = torch.randn(size, LATENT_CHANNELS, *kind.latent_size(), device=device, generator=dice)
+        self.noisy = torch.randn(size, LATENT_CHANNELS, *kind.canvas.cells, device=device, generator=dice)
         self.ids = empty_prompt(size, device)
         self.row = torch.randint(0, len(STEPS), (size,), device=device, generator=dice)
         # Below zero: waits as noise, so that the clips of a batch are at different steps.

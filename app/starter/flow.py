@@ -129,7 +129,7 @@ class FlowStep:
     ) -> None:
         self.ranks, self.kind, self.size, self.flat, self.lead = ranks, kind, size, flat, lead
         self.transformer, self.text_encoder = transformer, text_encoder
-        device, cells = ranks.device, kind.latent_size()
+        device, cells = ranks.device, kind.canvas.cells
         self.latents = torch.zeros(size, LATENT_CHANNELS, *cells, dtype=torch.bfloat16, device=device)
         self.noise = torch.zeros(self.latents.shape, device=device)
         self.weights = torch.ones(size, *cells, dtype=torch.bfloat16, device=device)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from app.starter.canvas import CELL, Canvas
+from app.starter.canvas import CELL, CELL_FRAMES, Canvas
 from app.starter.shapes import Pose
 from app.starter.world import COLORS, SHAPES, Scene
 
@@ -42,13 +42,30 @@ def empty_layout(clips: int, cells: tuple[int, int, int], device: torch.device) 
     return Layout(shape, color, torch.zeros(clips, POSE, *cells, dtype=torch.bfloat16, device=device))
 
 
-def by_latent_frame(values: Tensor) -> Tensor:
-    """(n, frames) -> (n, latent frames): the first frame alone, then means of two."""
-    return torch.cat([values[:, :1], values[:, 1:].unflatten(1, (-1, 2)).mean(2)], 1)
+def by_latent_frame(values: Tensor, most: bool = False) -> Tensor:
+    """(n, frames, ...) -> (n, latent frames, ...): the first frame alone, then the means of each two, or the larger."""
+    later = values[:, 1:].unflatten(1, (-1, CELL_FRAMES))
+    return torch.cat([values[:, :1], later.amax(2) if most else later.mean(2)], 1)
+
+
+def cell_centres(canvas: Canvas, device: torch.device) -> tuple[Tensor, Tensor]:
+    """x (1, 1, 1, columns) and y (1, 1, rows, 1) in canvas heights."""
+    _, rows, columns = canvas.cells
+    x, y = ((torch.arange(count, device=device) + 0.5) * CELL / canvas.height for count in (columns, rows))
+    return x.view(1, 1, 1, -1), y.view(1, 1, -1, 1)
+
+
+def object_cells(pose: Pose, canvas: Canvas) -> Tensor:
+    """Latent cells that an object touches: float32 (n, latent frames, rows, columns), 0 or 1."""
+    across, down = cell_centres(canvas, pose.x.device)
+    half = CELL / canvas.height / 2
+    x, y, reach = (values[..., None, None] for values in (pose.x, pose.y, 1.15 * pose.radius))
+    away = ((across - x).abs() - half).clamp(min=0) ** 2 + ((down - y).abs() - half).clamp(min=0) ** 2
+    return by_latent_frame((away < reach**2).float(), most=True)
 
 
 def layout_of(scenes: Sequence[Scene], poses: Sequence[Pose], touched: Sequence[Tensor], canvas: Canvas) -> Layout:
-    """The layout of clips that were drawn together. touched: each object's latent cells, see `mix.object_cells`."""
+    """The layout of clips that were drawn together. touched: each object's latent cells, see `object_cells`."""
     device, cells = touched[0].device, touched[0].shape
     found = empty_layout(len(scenes), (cells[1], cells[2], cells[3]), device)
     names = [(SHAPES.index(shape) + 1) for _, shape in scenes[0].objects()]
@@ -67,9 +84,7 @@ def layout_of(scenes: Sequence[Scene], poses: Sequence[Pose], touched: Sequence[
 
 def _pose_numbers(pose: Pose, canvas: Canvas) -> Tensor:
     """`POSE` numbers of every cell, float32 (n, 6, t, h, w)."""
-    rows, columns = canvas.height // CELL, canvas.width // CELL
-    down = ((torch.arange(rows, device=pose.x.device) + 0.5) * CELL / canvas.height).view(1, 1, -1, 1)
-    across = ((torch.arange(columns, device=pose.x.device) + 0.5) * CELL / canvas.height).view(1, 1, 1, -1)
+    across, down = cell_centres(canvas, pose.x.device)
     x, y, radius, angle = (
         by_latent_frame(values)[..., None, None] for values in (pose.x, pose.y, pose.radius, pose.angle)
     )
@@ -81,7 +96,7 @@ def _pose_numbers(pose: Pose, canvas: Canvas) -> Tensor:
         angle.sin(),
         pose.facing[..., None, None],
     ]
-    size = torch.broadcast_shapes(*(value.shape for value in numbers), (1, x.shape[1], rows, columns))
+    size = len(pose.x), *canvas.cells
     return torch.stack([value.expand(size) for value in numbers], 1)
 
 

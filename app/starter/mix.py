@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from app.starter.canvas import Canvas
-from app.starter.shapes import Pose
 from app.starter.world import BACKGROUNDS, MOTIONS, PLACES, SHAPES, Scene, is_valid, random_scene
 
 TWO_OBJECTS = 0.42
@@ -22,9 +19,6 @@ EXTRA_MOTION, EXTRA_SMALL = 0.20, 0.18
 PLACED = 0.3
 """Share of the scenes of one object that stand left or right where they can: what "left" means is learnt there first.
 With two objects nothing is won by knowing either the word or the place alone."""
-
-PIXELS, FRAMES = 16, 2
-"""Pixels a side and frames of one latent cell."""
 
 OBJECT_SHARE, MOST_WEIGHT = 0.8, 10.0
 """Weight that objects carry together, as a part of the clip's plain weight; and the most that a cell gets on top."""
@@ -57,14 +51,9 @@ class Kind:
     image: bool
     share: float
 
-    def latent_size(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns."""
-        canvas = self.canvas
-        return (canvas.frames - 1) // FRAMES + 1, canvas.height // PIXELS, canvas.width // PIXELS
-
     def tokens(self) -> int:
         """Tokens of one clip: latents in patches of (1, 2, 2)."""
-        frames, rows, columns = self.latent_size()
+        frames, rows, columns = self.canvas.cells
         return frames * (rows // 2) * (columns // 2)
 
     def batch(self, base: int) -> int:
@@ -112,21 +101,6 @@ def _harder(scene: Scene, rng: random.Random, emphasis: Emphasis) -> Scene:
     changed = changed if is_valid(changed) else scene
     placed = replace(changed, place=rng.choice(PLACES[1:]))
     return placed if rng.random() < PLACED and is_valid(placed) else changed
-
-
-def object_cells(poses: Sequence[Pose], canvas: Canvas) -> Tensor:
-    """Latent cells that an object touches: float32 (n, latent frames, rows, columns), 0 or 1."""
-    cell = PIXELS / canvas.height
-    device = poses[0].x.device
-    y = ((torch.arange(canvas.height // PIXELS, device=device) + 0.5) * cell).view(1, 1, -1, 1)
-    x = ((torch.arange(canvas.width // PIXELS, device=device) + 0.5) * cell).view(1, 1, 1, -1)
-    touched = torch.zeros((), device=device)
-    for pose in poses:
-        px, py, reach = (t[..., None, None] for t in (pose.x, pose.y, 1.15 * pose.radius))
-        away = ((x - px).abs() - cell / 2).clamp(min=0) ** 2 + ((y - py).abs() - cell / 2).clamp(min=0) ** 2
-        touched = torch.maximum(touched, (away < reach**2).float())
-    later = touched[:, 1:].unflatten(1, (-1, FRAMES)).amax(2)
-    return torch.cat([touched[:, :1], later], 1)
 
 
 def loss_weights(cells: Tensor) -> Tensor:

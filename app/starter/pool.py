@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from app.starter import captions, world
 from app.starter.codec import ClipCodec
-from app.starter.layout import Layout, empty_layout, layout_of
-from app.starter.mix import EVEN, Emphasis, Kind, loss_weights, object_cells, training_group
+from app.starter.layout import Layout, empty_layout, layout_of, object_cells
+from app.starter.mix import EVEN, Emphasis, Kind, loss_weights, training_group
 from app.starter.model import TEXT_TOKENS
 from app.starter.training import Ranks
 from app.starter.world import Scene
@@ -132,7 +132,7 @@ class LatentPool:
         self.loose = kind.image
         self.encode = codec.encode
         size = max(1, clips // group) * group
-        cells = kind.latent_size()
+        cells = kind.canvas.cells
         self.latents = torch.zeros(size, codec.vae.config.z_dim, *cells, dtype=torch.bfloat16, device=ranks.device)
         self.weights = torch.zeros(size, *cells, dtype=torch.bfloat16, device=ranks.device)
         self.layout = empty_layout(size, cells, ranks.device)
@@ -148,7 +148,7 @@ class LatentPool:
             means = torch.cat([self.encode(part.float() / 127.5 - 1).float() for part in clips.split(_ENCODED)])
         place = slice(self.next, self.next + len(scenes))
         self.latents[place] = self.codec.standardise(means).to(torch.bfloat16)
-        touched = [object_cells([pose], self.canvas) for pose in poses]
+        touched = [object_cells(pose, self.canvas) for pose in poses]
         self.weights[place] = loss_weights(torch.stack(touched).amax(0)).to(torch.bfloat16)
         for kept, new in zip(self.layout, layout_of(scenes, poses, touched, self.canvas), strict=True):
             kept[place] = new

@@ -37,9 +37,7 @@ class Recipe:
     group: int = 64  # clips rendered together
     pool: int = 100_000  # latent clips of 256x160x25 kept per rank, 266 kB each
     prefill: int = 8192
-    refresh_every: int = (
-        12  # steps between two fresh groups, 70 ms each on an H200; at 8 seen and unseen clips are alike
-    )
+    refresh_every: int = 12  # steps between two fresh groups, 70 ms each on an H200; at 8 nothing overfits
     captioners: int = 4  # processes a rank
     muon_rate: float = 2e-3
     adam_rate: float = 1.5e-3
@@ -57,6 +55,9 @@ class Recipe:
 
 UNSEEN_EVERY = 200
 """Steps between two batches of clips that no step has seen: their loss against the others' tells of overfitting."""
+
+ASIDE = 0.12
+"""Clips that a pool of another kind than the first holds, against the first's."""
 
 LED = LAYERS // 2
 """Number of the block that must know what lies where: the blocks after it draw."""
@@ -166,10 +167,10 @@ class _Training:
         self.kinds, self.vae_folder, self.out = kinds, vae_folder, out
         self.dice = ranks.dice(recipe.seed + 100 * recipe.part)
         self.codec = codec
-        sizes = [int(recipe.pool * (1.0 if kind is kinds[0] else 0.12)) for kind in kinds]
+        self.shares = [1.0, *[ASIDE] * (len(kinds) - 1)]
         self.pools = [
-            LatentPool(kind, size, recipe.group, codec, ranks, self.dice)
-            for kind, size in zip(kinds, sizes, strict=True)
+            LatentPool(kind, int(recipe.pool * share), recipe.group, codec, ranks, self.dice)
+            for kind, share in zip(kinds, self.shares, strict=True)
         ]
         if ranks.cuda:
             prepare_compiler()
@@ -198,8 +199,8 @@ class _Training:
         ranks.wait()
         ranks.say(f"compiled after {time.monotonic() - began:.0f}s")
         filling = time.monotonic()
-        for pool in self.pools:
-            while pool.filled < self.recipe.prefill * (1.0 if pool is base else 0.12):
+        for pool, share in zip(self.pools, self.shares, strict=True):
+            while pool.filled < self.recipe.prefill * share:
                 pool.add(self.captioner.next())
         ranks.wait()
         count, deviation = sum(pool.filled for pool in self.pools), float(base.latents[:512].float().std())

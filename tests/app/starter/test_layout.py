@@ -10,8 +10,7 @@ from torch import nn
 
 from app.starter import layout, world
 from app.starter.canvas import Canvas
-from app.starter.layout import LayoutHead, Watched
-from app.starter.mix import object_cells
+from app.starter.layout import LayoutHead, Watched, object_cells
 from app.starter.world import COLORS, SHAPES
 
 CANVAS = Canvas(128, 192, 5)
@@ -20,8 +19,30 @@ CAR = world.Scene("studio", "cream", "still", "car", "red", "left", "medium")
 
 def laid_out(scenes: list[world.Scene]) -> tuple[torch.Tensor, layout.Layout]:
     clip, poses = world.render_with_poses(scenes, "cpu", torch.Generator().manual_seed(3), CANVAS)
-    touched = [object_cells([pose], CANVAS) for pose in poses]
+    touched = [object_cells(pose, CANVAS) for pose in poses]
     return clip, layout.layout_of(scenes, poses, touched, CANVAS)
+
+
+@pytest.mark.parametrize("canvas", [Canvas(160, 256, 25), Canvas(256, 160, 13)])
+def test_object_cells_are_where_the_object_is(canvas: Canvas) -> None:
+    """Two clips that differ in the object's colour alone differ in no pixel outside the cells (shadows are alike)."""
+    cells, clips = [], []
+    for color in ("red", "blue"):
+        scene = world.Scene("studio", "cream", "still", "star", color, "right", "small")
+        clip, poses = world.render_with_poses([scene], "cpu", torch.Generator().manual_seed(3), canvas)
+        clips.append(clip.float())
+        cells.append(object_cells(poses[0], canvas))
+    assert torch.equal(*cells)
+    frames, rows, columns = canvas.frames // 2 + 1, canvas.height // 16, canvas.width // 16
+    assert cells[0].shape == (1, frames, rows, columns)
+    outside = 1 - cells[0].repeat_interleave(16, 2).repeat_interleave(16, 3)
+    outside = torch.cat([outside[:, :1], outside[:, 1:].repeat_interleave(2, 1)], 1)
+    changed = (clips[0] - clips[1]).abs().amax(1)
+    seen = float((changed * outside).max())
+    print(f"cells {float(cells[0].mean()):.3f} of the clip; largest change outside {seen:.0f} of 255")
+    assert seen <= 12
+    assert float((changed * (1 - outside)).max()) > 100
+    assert float(cells[0].mean()) < 0.2
 
 
 def test_cells_tell_each_object_and_its_colour_where_it_is_drawn() -> None:
