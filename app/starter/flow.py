@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from app.starter.layout import LayoutHead, Watched, empty_layout
 from app.starter.mix import Kind
 from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
+from app.starter.naming import NOBODY, NamingHead
 from app.starter.pool import LatentPool
 from app.starter.training import Flat, Ranks
 
@@ -107,10 +108,14 @@ def flow_loss(
 
 @dataclass(frozen=True)
 class Lead:
-    """What leads the transformer's middle besides the flow, see layout.py. amount: its weight, on the device."""
+    """What leads the transformer's middle and the text encoder besides the flow, see layout.py and naming.py.
 
-    head: LayoutHead
+    amount: weight of both, on the device.
+    """
+
+    layout: LayoutHead
     watched: Watched
+    naming: NamingHead
     amount: Tensor
 
 
@@ -135,21 +140,23 @@ class FlowStep:
         self.weights = torch.ones(size, *cells, dtype=torch.bfloat16, device=device)
         self.layout = empty_layout(size, cells, device)
         self.ids = torch.ones(size, TEXT_TOKENS, dtype=torch.long, device=device)
+        self.objects = torch.full((size, 2, 3), NOBODY, dtype=torch.int8, device=device)
         self.sigmas = torch.full((size,), 0.5, device=device)
-        self.loss, self.untold = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.loss, self.untold, self.unnamed = (torch.zeros((), device=device) for _ in range(3))
 
     def load(self, pool: LatentPool, dice: torch.Generator, newest: int | None = None) -> None:
         """Draw a new batch; newest: from so many clips added last."""
         batch = pool.batch(self.size, newest)
-        places = (self.latents, self.weights, self.ids, *self.layout)
-        drawn = (batch.latents, batch.weights, batch.ids, *batch.layout)
+        places = (self.latents, self.weights, self.ids, self.objects, *self.layout)
+        drawn = (batch.latents, batch.weights, batch.ids, batch.objects, *batch.layout)
         for place, new in zip(places, drawn, strict=True):
             place.copy_(new)
         self.noise.normal_(generator=dice)
         self.sigmas.copy_(sample_sigmas(self.size, self.ranks.device, dice))
 
     def run(self) -> None:
-        """Forward and backward: gradients to ``flat``, the flow's loss to ``loss``, the layout's to ``untold``."""
+        """Forward and backward: gradients to ``flat``, the flow's loss to ``loss``, the layout's to ``untold``, the
+        naming's to ``unnamed``."""
         self.flat.grad.zero_()
         dtype = torch.bfloat16 if self.ranks.cuda else torch.float32
         with self.ranks.autocast():
@@ -164,7 +171,8 @@ class FlowStep:
                 dtype,
                 self.kind.image,
             )
-            untold = self.lead.head.loss(self.lead.watched.take(), self.layout, self.weights.float())
-        (loss + self.lead.amount * untold).backward()
-        self.loss.copy_(loss.detach())
-        self.untold.copy_(untold.detach())
+            untold = self.lead.layout.loss(self.lead.watched.take(), self.layout, self.weights.float())
+            unnamed = self.lead.naming.loss(text, self.ids, self.objects)
+        (loss + self.lead.amount * (untold + unnamed)).backward()
+        for place, found in ((self.loss, loss), (self.untold, untold), (self.unnamed, unnamed)):
+            place.copy_(found.detach())

@@ -46,8 +46,19 @@ def build_vae() -> AutoencoderKLWan:
     )
 
 
+NEIGHBOURS = (1, 9, 2, 10)
+"""Of 16 relative positions of UMT5, a head each: one word before, one after, two before, two after."""
+
+NEAR = 3.0
+"""How much the neighbour's logit is raised: among 15 words that are alike it then gets 0.6 of the attention."""
+
+
 def build_text_encoder(vocabulary_size: int) -> UMT5EncoderModel:
-    """Two UMT5 layers over word pieces, trained together with the transformer; output ``(batch, tokens, 192)``."""
+    """Two UMT5 layers over word pieces, trained together with the transformer; output ``(batch, tokens, 192)``.
+
+    Each head starts by looking at the neighbour that `NEIGHBOURS` gives it: a colour stands next to its noun. From
+    T5's own start, where all words count alike, an encoder asked for whose colour is whose long stays a bag of words.
+    """
     config = UMT5Config(
         vocab_size=vocabulary_size,
         d_model=TEXT_WIDTH,
@@ -62,7 +73,13 @@ def build_text_encoder(vocabulary_size: int) -> UMT5EncoderModel:
         pad_token_id=0,
         eos_token_id=1,
     )
-    return UMT5EncoderModel(config)
+    model = UMT5EncoderModel(config)
+    with torch.no_grad():
+        for block in model.encoder.block:
+            bias = block.layer[0].SelfAttention.relative_attention_bias.weight
+            for head, bucket in enumerate(NEIGHBOURS):
+                bias[bucket, head] += NEAR
+    return model
 
 
 def build_transformer() -> WanTransformer3DModel:

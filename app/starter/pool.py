@@ -21,6 +21,7 @@ from app.starter.codec import ClipCodec
 from app.starter.layout import Layout, empty_layout, layout_of, object_cells
 from app.starter.mix import EVEN, Emphasis, Kind, loss_weights, training_group
 from app.starter.model import TEXT_TOKENS
+from app.starter.naming import NOBODY, named
 from app.starter.training import Ranks
 from app.starter.world import Scene
 
@@ -112,13 +113,14 @@ class Captioner:
 
 
 class Batch(NamedTuple):
-    """Latents ``(size, channels, t, h, w)`` and loss weights ``(size, t, h, w)`` in bf16, token ids ``(size, 64)``, and
-    what lies where."""
+    """Latents ``(size, channels, t, h, w)`` and loss weights ``(size, t, h, w)`` in bf16, token ids ``(size, 64)``,
+    what lies where, and of which objects the caption speaks: int8 ``(size, 2, 3)``, see `named`."""
 
     latents: Tensor
     weights: Tensor
     ids: Tensor
     layout: Layout
+    objects: Tensor
 
 
 class LatentPool:
@@ -136,6 +138,7 @@ class LatentPool:
         self.latents = torch.zeros(size, codec.vae.config.z_dim, *cells, dtype=torch.bfloat16, device=ranks.device)
         self.weights = torch.zeros(size, *cells, dtype=torch.bfloat16, device=ranks.device)
         self.layout = empty_layout(size, cells, ranks.device)
+        self.objects = torch.full((size, 2, 3), NOBODY, dtype=torch.int8, device=ranks.device)
         self.tokens = torch.zeros(size, CAPTIONS_PER_CLIP, TEXT_TOKENS, dtype=torch.int16, device=ranks.device)
         self.next = self.filled = self.rendered = 0
 
@@ -152,6 +155,7 @@ class LatentPool:
         self.weights[place] = loss_weights(torch.stack(touched).amax(0)).to(torch.bfloat16)
         for kept, new in zip(self.layout, layout_of(scenes, poses, touched, self.canvas), strict=True):
             kept[place] = new
+        self.objects[place] = self.ranks.upload(named(scenes))
         self.tokens[place] = self.ranks.upload(torch.from_numpy(tokens))
         self.next = (self.next + len(scenes)) % len(self.latents)
         self.filled = min(len(self.latents), self.filled + len(scenes))
@@ -167,7 +171,7 @@ class LatentPool:
         dropped = torch.rand(size, 1, device=device, generator=self.dice) < NO_PROMPT
         ids = torch.where(dropped, empty_prompt(size, device), self.tokens[clip, text].long())
         layout = Layout(*(kept[clip] for kept in self.layout))
-        return Batch(self.latents[clip], self.weights[clip], ids, layout)
+        return Batch(self.latents[clip], self.weights[clip], ids, layout, self.objects[clip])
 
 
 def empty_prompt(size: int, device: torch.device) -> Tensor:

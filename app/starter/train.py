@@ -49,6 +49,9 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--vae-pool", type=int, default=2048, help="rendered clips kept per GPU")
     parser.add_argument("--group", type=int, default=Recipe.group, help="clips rendered together")
     parser.add_argument("--transformer-seconds", type=float, default=900.0)
+    parser.add_argument(
+        "--words-alone", action="store_true", help="of --from's text encoder take the words; its layers start anew"
+    )
     parser.add_argument("--part", type=int, default=1, help="of a transformer's run in several calls (default 1)")
     parser.add_argument("--parts", type=int, default=1, help="how many calls of --transformer-seconds each (default 1)")
     parser.add_argument("--seed", type=int, default=Recipe.seed, help="of the clips; a run going on takes another one")
@@ -107,6 +110,7 @@ def train(ranks: Ranks, arguments: argparse.Namespace) -> None:
             captioners=arguments.captioners,
             save_every=arguments.save_every,
             graphs=not arguments.no_graphs,
+            words_alone=arguments.words_alone,
             seed=arguments.seed,
             part=arguments.part,
             parts=arguments.parts,

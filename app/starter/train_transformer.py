@@ -17,7 +17,8 @@ from app.starter.codec import ClipCodec
 from app.starter.flow import FlowStep, Lead, look_up_by_index
 from app.starter.layout import LayoutHead, Watched
 from app.starter.mix import EVEN, KINDS, Emphasis, Kind
-from app.starter.model import HEAD_DIM, HEADS, LAYERS, build_text_encoder, build_transformer
+from app.starter.model import HEAD_DIM, HEADS, LAYERS, TEXT_WIDTH, build_text_encoder, build_transformer
+from app.starter.naming import NamingHead
 from app.starter.pool import Captioner, LatentPool
 from app.starter.replay import Memory, Replayed
 from app.starter.saving import save_pipeline, vae_for
@@ -29,7 +30,8 @@ class Recipe:
     """Numbers of one run; rates for Muon (matrices in blocks), AdamW (the rest) and the text encoder.
 
     seconds: of the whole stage, compiling included. graphs: replay steps as CUDA graphs where that works. part, parts:
-    of a run in several calls, each of ``seconds``; see `Kept`.
+    of a run in several calls, each of ``seconds``; see `Kept`. words_alone: of a text encoder to go on from take only
+    what each piece means.
     """
 
     seconds: float
@@ -41,13 +43,14 @@ class Recipe:
     captioners: int = 4  # processes a rank
     muon_rate: float = 2e-3
     adam_rate: float = 1.5e-3
-    text_rate: float = 1e-3
+    text_rate: float = 5e-4  # with 1e-3 the encoder stayed a bag of words for longer
     decay: float = 0.999
-    lead: float = 0.3  # weight of the layout's loss at the start; on a small model 0.3 was best of 0, 0.1, 0.3 and 1
+    lead: float = 0.3  # of layout and naming at the start; the layout's on a small model: best of 0, 0.1, 0.3 and 1
     lead_until: float = 0.7  # share of the time until it is nothing
     flat_until: float = 0.4  # share of the time at the full rate
     save_every: float = 300.0  # seconds between two checkpoints
     graphs: bool = True
+    words_alone: bool = False
     seed: int = 0
     part: int = 1
     parts: int = 1
@@ -69,27 +72,29 @@ KEPT = "training.pt"
 class Model:
     """The parts in training, their tokenizer, and the memory that their parameters share."""
 
-    def __init__(self, ranks: Ranks, tokenizer: PreTrainedTokenizerFast, start: Path | None) -> None:
+    def __init__(self, ranks: Ranks, tokenizer: PreTrainedTokenizerFast, start: Path | None, words_alone: bool) -> None:
         self.tokenizer = tokenizer
         self.transformer = build_transformer()
         self.text_encoder = build_text_encoder(len(tokenizer))
         if start is not None:
             self.transformer.load_state_dict(WanTransformer3DModel.from_pretrained(start / "transformer").state_dict())
-            take_text_encoder(self.text_encoder, tokenizer, start)
+            take_text_encoder(self.text_encoder, tokenizer, start, words_alone)
         self.transformer.to(ranks.device)
         self.text_encoder.to(ranks.device)
-        self.head = LayoutHead(HEADS * HEAD_DIM).to(ranks.device)
+        self.layout = LayoutHead(HEADS * HEAD_DIM).to(ranks.device)
+        self.naming = NamingHead(TEXT_WIDTH).to(ranks.device)
         look_up_by_index(self.text_encoder)
         self.matrices = block_matrices(self.transformer)
         taken = {id(p) for p in self.matrices.values()}
-        rest = [p for p in (*self.transformer.parameters(), *self.head.parameters()) if id(p) not in taken]
+        heads = (*self.layout.parameters(), *self.naming.parameters())
+        rest = [p for p in (*self.transformer.parameters(), *heads) if id(p) not in taken]
         self.flat = Flat([list(self.matrices.values()), rest, list(self.text_encoder.parameters())])
         ranks.share([self.flat.data])
 
     def lead(self, amount: float) -> Lead:
-        """What leads the block `LED` of the transformer, which is compiled by now if it ever is."""
+        """What leads the text encoder, and block `LED` of the transformer, which is compiled by now if it ever is."""
         watched = Watched(self.transformer.blocks[LED])
-        return Lead(self.head, watched, torch.tensor(amount, device=self.flat.data.device))
+        return Lead(self.layout, watched, self.naming, torch.tensor(amount, device=self.flat.data.device))
 
 
 def block_matrices(transformer: nn.Module) -> dict[str, nn.Parameter]:
@@ -101,13 +106,19 @@ def block_matrices(transformer: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def take_text_encoder(text_encoder: UMT5EncoderModel, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
-    """Copy a trained text encoder whose vocabulary may differ: pieces are matched by what they spell, not by number."""
+def take_text_encoder(
+    text_encoder: UMT5EncoderModel, tokenizer: PreTrainedTokenizerFast, start: Path, words_alone: bool = False
+) -> None:
+    """Copy a trained text encoder whose vocabulary may differ: pieces are matched by what they spell, not by number.
+
+    words_alone: only what each piece means; the layers stay as they are, for an encoder that went wrong.
+    """
     old_tokenizer = PreTrainedTokenizerFast.from_pretrained(start / "tokenizer")
     state = UMT5EncoderModel.from_pretrained(start / "text_encoder").float().state_dict()
     old, vocabulary = state.pop("shared.weight"), old_tokenizer.get_vocab()
     state.pop("encoder.embed_tokens.weight", None)
-    text_encoder.load_state_dict(state, strict=False)
+    if not words_alone:
+        text_encoder.load_state_dict(state, strict=False)
     with torch.no_grad():
         rows = text_encoder.shared.weight
         rows.normal_(std=float(old.std()))
@@ -138,7 +149,7 @@ def train_transformer(
     tokenizer = captions.build_tokenizer(out / "tokenizer") if ranks.first else None
     ranks.largest(0.0)  # the others wait for the tokenizer's folder
     tokenizer = tokenizer or PreTrainedTokenizerFast.from_pretrained(out / "tokenizer")
-    model = Model(ranks, tokenizer, start)
+    model = Model(ranks, tokenizer, start, recipe.words_alone)
     seed = f"{recipe.seed} {ranks.rank}" + (f" {recipe.part}" if recipe.part > 1 else "")
     captioner = Captioner(out / "tokenizer", forbidden, recipe.group, seed, recipe.captioners, emphasis)
     try:
@@ -297,24 +308,26 @@ class _Training:
 
 
 class _Losses:
-    """Losses since the last report: of all steps (the layout's, too), of the first kind of batch, and of its batches of
-    unseen clips."""
+    """Losses since the last report: of all steps (layout's and naming's, too), of the first kind of batch, and of its
+    batches of unseen clips."""
 
     def __init__(self) -> None:
         self.all: list[Tensor] = []
         self.untold: list[Tensor] = []
+        self.unnamed: list[Tensor] = []
         self.seen: list[Tensor] = []
         self.unseen: list[Tensor] = []
 
     def add(self, step: FlowStep, number: int, unseen: bool) -> None:
         self.all.append(step.loss.clone())
         self.untold.append(step.untold.clone())
+        self.unnamed.append(step.unnamed.clone())
         if number == 0:
             (self.unseen if unseen else self.seen).append(self.all[-1])
 
     def __str__(self) -> str:
-        whole, untold = (float(torch.stack(losses).mean()) for losses in (self.all, self.untold))
-        told = f"loss {whole:.4f}, layout {untold:.3f}"
+        whole, untold, unnamed = (float(torch.stack(losses).mean()) for losses in (self.all, self.untold, self.unnamed))
+        told = f"loss {whole:.4f}, layout {untold:.3f}, naming {unnamed:.3f}"
         if self.seen and self.unseen:
             seen, unseen = (float(torch.stack(losses).mean()) for losses in (self.seen, self.unseen))
             told += f" (text alone {seen:.4f}, clips never seen {unseen:.4f})"

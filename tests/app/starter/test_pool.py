@@ -14,6 +14,7 @@ from app.starter.canvas import Canvas
 from app.starter.codec import ClipCodec
 from app.starter.mix import Kind
 from app.starter.model import LATENT_CHANNELS, build_vae
+from app.starter.naming import named
 from app.starter.pool import Captioner, LatentPool, empty_prompt
 from app.starter.training import Ranks
 
@@ -46,8 +47,13 @@ def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Pat
     for group in drawn:
         pool.add(group)
     assert (pool.filled, pool.rendered) == (4, 6)
-    known = {row.tobytes() for _, ids in drawn[1:] for row in ids.reshape(-1, 64).astype(np.int64)}
-    latents, weights, ids, layout = pool.batch(400)
+    known = {
+        (row.astype(np.int64).tobytes(), objects.numpy().tobytes())
+        for scenes, ids in drawn[1:]
+        for rows, objects in zip(ids, named(scenes), strict=True)
+        for row in rows
+    }
+    latents, weights, ids, layout, objects = pool.batch(400)
     assert layout.pose.shape == (400, 6, 3, 4, 6)
     assert latents.shape == (400, LATENT_CHANNELS, 3, 4, 6)
     assert weights.shape == (400, 3, 4, 6)
@@ -56,7 +62,8 @@ def test_a_pool_keeps_the_newest_clips_and_leaves_out_some_prompts(tmp_path: Pat
     without = (ids == empty).all(1)
     print(f"without a prompt: {float(without.float().mean()):.3f}")
     assert 0.05 < float(without.float().mean()) < 0.16
-    assert {row.numpy().tobytes() for row in ids[~without]} <= known
+    told = zip(ids[~without], objects[~without], strict=True)
+    assert {(row.numpy().tobytes(), who.numpy().tobytes()) for row, who in told} <= known
 
 
 def test_the_newest_clips_can_be_drawn_alone(tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_a_trained_text_encoder_is_taken_over_by_what_its_pieces_spell(tmp_path:
     assert taken.shared.weight is taken.encoder.embed_tokens.weight
 
 
+def test_of_a_text_encoder_the_words_alone_can_be_taken(tmp_path: Path) -> None:
+    tokenizer = captions.build_tokenizer(tmp_path / "tokenizer")
+    trained, fresh = build_text_encoder(len(tokenizer)), build_text_encoder(len(tokenizer))
+    trained.save_pretrained(tmp_path / "text_encoder")
+    layers = {name: p.clone() for name, p in fresh.named_parameters() if "block" in name}
+    take_text_encoder(fresh, tokenizer, tmp_path, words_alone=True)
+    known = list(tokenizer.get_vocab().values())
+    torch.testing.assert_close(fresh.shared.weight[known], trained.shared.weight[known])
+    assert all(torch.equal(p, layers[name]) for name, p in fresh.named_parameters() if "block" in name)
+
+
 class Run:
     """Two matrices and a vector in training."""
 
