@@ -12,7 +12,10 @@ from accel.contract import Backend
 from accel.figures import figure, milliseconds
 from accel.types import NO_STEPS, Choice, Gpu, Machine, Preferences, StageName, StageTraits
 
-ROUNDING = "bf16 rounds more than fp32, so the picture differs slightly: dtype=float32 gives fp32's"
+BF16_COST = "bf16 rounds more than fp32, so the picture differs slightly"
+"""Said beside the choice of a precision, before anything is chosen."""
+
+ROUNDING = f"{BF16_COST}: dtype=float32 gives fp32's"
 """Said wherever a lower precision was chosen for a person."""
 
 MOST_STEPS = 1000

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from accel.doctor import NOTHING
+from accel.precision import BF16_COST
 from accel.readouts import words
 from app.answers import Accelerator
 from app.errors import on_page
@@ -32,7 +33,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
 CHOICES: Mapping[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
     "dtype": (
         "Precision",
-        "the numbers that the model computes with",
+        f"the numbers that the model computes with; {BF16_COST}",
         (("auto", "Automatic"), ("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")),
     ),
     "compile": (

@@ -160,6 +160,15 @@ def test_what_automatic_took_looks_other_than_what_a_person_chose(desk: Desk) ->
     assert found == [("true", "automatic", f"{label}, taken automatically"), ("true", "hand", label)]
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_what_bf16_costs_is_told_beside_its_switch_before_it_is_on(dtype: str) -> None:
+    markup = table_html([], AccelPreferences(dtype=dtype))
+    _, _, choice = markup.partition('role="group" aria-label="Precision"')
+    precision = Reader(f"<div {choice.partition('</div>')[0]}</div>")
+    assert [one["data-name"] for one in precision.buttons("choose")] == ["auto", "float32", "bfloat16", "float16"]
+    assert "bf16 rounds more than fp32, so the picture differs slightly" in precision.text
+
+
 def test_a_model_that_is_not_here_empties_the_table_and_says_why(desk: Desk) -> None:
     readouts = Readouts(Context(desk, desk.home), None)
     tab = _Tab(readouts.context, readouts)
