@@ -28,8 +28,8 @@ from app.ui.rows import HEARD, actions, read_data, script
 
 @dataclass(frozen=True)
 class Seen:
-    """What this browser tab shows: the newest finished clip that is counted in, the preferences, and the newest
-    measurement and its state."""
+    """What the table of this browser tab was made of: the newest finished clip that is counted in, the preferences, and
+    the newest measurement and its state."""
 
     last: int = -1
     preferences: AccelPreferences | None = None
@@ -61,7 +61,11 @@ def build(context: Context) -> TabParts:
     shown = [seen, table, problem]
     clip = [model, context.form.by_name["gpus"]]
     context.version.change(
-        tab.refresh, [seen, *clip, readouts.pair], [*shown, *measured], trigger_mode="always_last", **HEARD
+        tab.refresh,
+        [seen, *clip, readouts.state, readouts.pair],
+        [*shown, *measured],
+        trigger_mode="always_last",
+        **HEARD,
     )
     gr.on([one.change for one in clip], told(tab.show), clip, shown, trigger_mode="always_last", **HEARD)
     table.click(told(tab.switch), clip, shown, **HEARD)
@@ -78,7 +82,7 @@ def build(context: Context) -> TabParts:
 
 @dataclass
 class _Tab:
-    """The events' functions; each returns what this tab has seen, the table, and a problem or nothing."""
+    """The events' functions; each returns what the table is made of, the table, and a problem or nothing."""
 
     context: Context
     readouts: Readouts
@@ -92,22 +96,23 @@ class _Tab:
 
     def show(self, model: str, gpus: object = 1) -> list[Any]:
         """The table for a model as things stand, on as many GPUs as Create asks for; on one where that can't be."""
+        seen = self._seen()  # not after the rows, which can take long: what happens meanwhile is still to be told
         preferences, count, problem = self.context.service.preferences(), _count(gpus), ""
         try:
             rows = self.rows(model, count)
         except KinetileError as error:
             if count == 1 or not isinstance(error, CannotRunError):
-                return self._without_table(error)
+                return self._without_table(seen, error)
             problem = sentences_html([f"{error} The table is for one device."], "bad")
             try:
                 rows, count = self.rows(model), 1
             except KinetileError as other:
-                return self._without_table(other)
-        return [self._seen(), table_html(rows, preferences, count), problem]
+                return self._without_table(seen, other)
+        return [seen, table_html(rows, preferences, count), problem]
 
-    def _without_table(self, error: KinetileError) -> list[Any]:
+    def _without_table(self, seen: Seen, error: KinetileError) -> list[Any]:
         """What is shown of a model of which nothing can be said; whatever happens next, that is tried again."""
-        return [replace(self._seen(), preferences=None), "", machine_html(None, str(error))]
+        return [replace(seen, preferences=None), "", machine_html(None, str(error))]
 
     def rows(self, model: str, gpus: int = 1) -> tuple[Accelerator, ...]:
         """Every backend for clips of the model's usual size, under the stored preferences. Raises CannotRunError where
@@ -121,13 +126,12 @@ class _Tab:
         asked = GenerationRequest(model=model, prompt="any", accel=AccelPreferences(gpus=gpus), **pictures)
         return service.accelerators(with_preferences(family.normalise(asked).request, service.preferences()))
 
-    def refresh(self, seen: Seen, model: str, gpus: object, pair: int) -> list[Any]:
-        """After a clip ended, a switch was moved in another browser, or a measurement began or ended."""
+    def refresh(self, seen: Seen, model: str, gpus: object, measuring: tuple[int, str] | None, pair: int) -> list[Any]:
+        """After a clip ended, a switch was moved in another browser, or a measurement began or ended. measuring and
+        pair: what the readouts show, which may be other news than the table's."""
         now = self._seen()
-        if seen == now:
-            return [gr.skip()] * 11
-        measured = self.readouts.show(model, pair) if seen.measured != now.measured else [gr.skip()] * 8
-        if (seen.last, seen.preferences) == (now.last, now.preferences) and now.measured[1] != "done":
+        measured = [gr.skip()] * 9 if measuring == now.measured else self.readouts.show(model, pair)
+        if seen == now or (replace(seen, measured=now.measured) == now and now.measured[1] != "done"):
             return [now, gr.skip(), gr.skip(), *measured]
         return [*self.load(model, gpus), *measured]
 

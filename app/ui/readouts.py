@@ -44,6 +44,8 @@ class Readouts:
 
     context: Context
     model: Any
+    state: Any = None
+    """Set by `build`: number and state of the measurement as the page shows it, None where it can't tell."""
     pair: Any = None
     """Set by `build`: the number of the comparison whose pictures the page shows."""
 
@@ -69,8 +71,9 @@ class Readouts:
             frame = gr.Slider(1, 2, 1, step=1, label="Frame", elem_id="kt-frame")
             sides = gr.HTML("", js_on_load=script("slider.js"), apply_default_css=False, elem_id="kt-sides")
             slider = gr.ImageSlider(show_label=False, interactive=False, elem_id="kt-slider", max_height=640)
+        self.state = gr.State(None)
         self.pair = pair = gr.State(0)
-        shown = [panel, results, beside, compare, compared, pictures, frame, pair]
+        shown = [panel, results, beside, compare, self.state, compared, pictures, frame, pair]
         for bar in (panel, beside):
             bar.click(told(self.act), [self.model, *self.context.form.components], shown, **HEARD)
             bar.apply(self.show, [self.model, pair], shown, **HEARD)
@@ -100,7 +103,7 @@ class Readouts:
             state = self.context.service.measuring()
             data = self.context.service.readouts()
         except KinetileError as error:
-            return [panel_html(Measuring(state="failed", error=str(error))), *[gr.skip()] * 7]
+            return [panel_html(Measuring(state="failed", error=str(error))), *[gr.skip()] * 3, None, *[gr.skip()] * 4]
         return [panel_html(state), results_html(data, model), *_beside(state), *self._compared(state, pair)]
 
     def act(self, model: str, event: gr.EventData, *values: Any) -> list[Any]:
@@ -178,8 +181,9 @@ class Readouts:
 
 
 def _beside(state: Measuring) -> list[Any]:
-    """How it stands where two plans are compared, and the button there, which waits while anything is measured."""
-    return [beside_html(state), gr.update(interactive=state.is_over)]
+    """How it stands where two plans are compared, the button there, which waits while anything is measured, and what
+    the page shows by that."""
+    return [beside_html(state), gr.update(interactive=state.is_over), (state.number, state.state)]
 
 
 def bench_of(request: GenerationRequest, quick: bool) -> MeasureAsk:
