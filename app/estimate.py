@@ -29,6 +29,9 @@ from app.video.outputs import size_text
 LOADS = 5
 """Most earlier clips that loading is reckoned from."""
 
+UNKNOWN = "the time is not known"
+"""Of one clip or of several."""
+
 MARGIN = 1.1
 """On measured peaks: the next run of the same clip may take a little more."""
 
@@ -244,7 +247,7 @@ class Times:
     """Seconds per stage, and what they are reckoned from."""
 
     stages: dict[str, float] = field(default_factory=dict)
-    basis: str = "its time is not known, as none was made here yet"
+    basis: str = f"{UNKNOWN}, as no such clip was made here yet"
     memory: int = 0
     """The measured peak, where a clip of the same kind was made."""
 

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import gradio as gr
 
 from app.errors import CannotRunError, KinetileError, UsageError, on_page
+from app.estimate import Estimate
 from app.models import all_families, family_for, sources
 from app.models.base import Family
 from app.paths import Home
@@ -157,6 +158,16 @@ def seconds_text(seconds: float) -> str:
     from app.console import duration
 
     return duration(seconds)
+
+
+def time_text(found: Estimate, clips: int) -> str:
+    """What so many clips take of which one is estimated, and what that is reckoned from: "3 clips take about 18.0 s,
+    from 2 clips made here".
+    """
+    if found.seconds is None:
+        return found.basis
+    of = f"{plural(clips, 'clip')} take " if clips > 1 else ""
+    return f"{of}about {seconds_text(found.seconds * clips)}, {found.basis}"
 
 
 def bytes_text(size: int) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import gradio as gr
 
-from app.console import duration
 from app.errors import KinetileError, UsageError, on_page
 from app.models import all_families, family_for, sources
 from app.models.base import Family, notes_of
@@ -19,7 +18,18 @@ from app.presets import encode_code
 from app.request import parse_request
 from app.ui import brought, create_endpoints, create_form
 from app.ui.carried import of_the_switches, taken_over, whose
-from app.ui.context import PRIVATE, QUICK, Context, TabParts, bytes_text, escaped, plural, sentences_html, told
+from app.ui.context import (
+    PRIVATE,
+    QUICK,
+    Context,
+    TabParts,
+    bytes_text,
+    escaped,
+    plural,
+    sentences_html,
+    time_text,
+    told,
+)
 from app.ui.form import FIXED, NAMES, PICTURES, RANDOM, REUSE, values_of
 from app.ui.live import Live
 from app.ui.many import MANY, question_html
@@ -267,14 +277,8 @@ def _estimate(context: Context, values: tuple[Any, ...]) -> str:
     except KinetileError as error:
         told = "" if isinstance(error, UsageError) else f'<p class="kt-hint">{escaped(on_page(error))}</p>'
         return told + switches
-    count = int(request.count)
-    if found.seconds is None:
-        time = found.basis
-    else:
-        of = f" for {plural(count, 'clip')}" if count > 1 else ""
-        time = f"about {duration(found.seconds * count)}{of}, {found.basis}"
     free = f" of {bytes_text(found.memory_free)} free" if found.memory_free else ""
-    words = [time, bytes_text(found.memory) + free]
+    words = [time_text(found, int(request.count)), bytes_text(found.memory) + free]
     if found.fits:
         return f'<p class="kt-hint">{escaped(" · ".join([*words, "fits"]))}</p>{switches}'
     return f'<p class="kt-hint">{escaped(" · ".join(words))}</p>{switches}{sentences_html(found.blocked, "bad")}'

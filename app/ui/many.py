@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.console import duration
 from app.errors import KinetileError
+from app.estimate import UNKNOWN
 from app.queue.jobs import JobSpec
-from app.ui.context import Context, escaped, plural
+from app.ui.context import Context, escaped, plural, time_text
 from app.ui.rows import button
 
 MANY = 100
@@ -16,18 +16,13 @@ MANY = 100
 
 def question_html(context: Context, specs: Sequence[JobSpec]) -> str:
     """How long so many clips take, and the button that queues them; its "count" is what the person agrees to."""
-    clips = plural(len(specs), "clip")
-    words = f"Nothing was queued yet: {_time(context, specs, clips)}."
-    queue = button(f"Queue {clips}", "queue", look="strong", count=len(specs))
+    words = f"Nothing was queued yet: {_time(context, specs)}."
+    queue = button(f"Queue {plural(len(specs), 'clip')}", "queue", look="strong", count=len(specs))
     return f'<div class="kt-not-here"><p class="kt-hint" role="alert">{escaped(words)}</p>{queue}</div>'
 
 
-def _time(context: Context, specs: Sequence[JobSpec], clips: str) -> str:
-    unknown = f"how long {clips} take is not known"
+def _time(context: Context, specs: Sequence[JobSpec]) -> str:
     try:
-        found = context.service.estimate(specs[0].request)
+        return time_text(context.service.estimate(specs[0].request), len(specs))
     except KinetileError:  # said beside the form already, and nothing that Generate waits for
-        return unknown
-    if found.seconds is None:
-        return unknown
-    return f"{clips} take about {duration(found.seconds * len(specs))}, {found.basis}"
+        return UNKNOWN

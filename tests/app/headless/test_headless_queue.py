@@ -138,7 +138,7 @@ def test_an_out_of_memory_fails_one_clip_and_says_which_knob(runs: Batch) -> Non
 def test_a_dry_run_estimates_and_queues_nothing(runs: Batch) -> None:
     source = runs.preset("ball")
     assert runs.run(source, count=3, dry_run=True) == 0
-    assert "Estimate: its time is not known, as none was made here yet" in runs.stdout
+    assert "Estimate: the time is not known, as no such clip was made here yet" in runs.stdout
     assert "MiB of " in runs.stdout
     assert "nothing was made" in runs.stdout
     assert not runs.out.exists()

@@ -97,7 +97,7 @@ def test_plans_estimates_and_rows_come_from_the_worker(service: Service, home: H
     assert plan.memory.weights > 10_000_000
     before = service.estimate(SMALL)
     assert before.seconds is None
-    assert "none was made here yet" in before.basis
+    assert "no such clip was made here yet" in before.basis
     ended(service, service.submit([spec(home.outputs, steps=SMALL.steps)]))
     after = service.estimate(SMALL)
     assert after.seconds is not None

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.estimate import Estimate
+from app.estimate import Estimate, Times
 from app.paths import Home
 from app.request import GenerationRequest
 from app.ui.context import Context
-from app.ui.create import _submit
+from app.ui.create import _estimate, _submit
 from app.ui.form import values_of
 from app.ui.many import MANY
 from tests.app.ui.desk import Desk
@@ -66,13 +66,27 @@ def test_a_hundred_clips_are_not_asked_about(context: Context) -> None:
 
 
 def test_where_the_time_is_not_known_it_is_said(context: Context, tmp_path: Path) -> None:
-    words = "how long 101 clips take is not known"
+    words = "Nothing was queued yet: the time is not known"
     desk = context.service
     assert isinstance(desk, Estimating)
-    desk.found = replace(desk.found, seconds=None)
-    assert words in submit(context, MANY + 1)[0]
+    desk.found = replace(desk.found, seconds=None, basis=Times().basis)
+    assert f"{words}, as no such clip was made here yet." in submit(context, MANY + 1)[0]
     with Desk(Home(tmp_path / "other")) as other:  # it can't tell anything
-        assert words in submit(Context(other, other.home), MANY + 1)[0]
+        assert f"{words}." in submit(Context(other, other.home), MANY + 1)[0]
+
+
+def test_the_form_and_the_question_word_the_same_time_alike(context: Context) -> None:
+    def beside_the_form(count: int) -> str:
+        values = values_of(GenerationRequest(prompt="a ball")) | {"count": count}
+        return re.sub(r"<[^>]+>", "", _estimate(context, tuple(values.values()))).partition(" · ")[0]
+
+    assert beside_the_form(1) == "about 6.0 s, from 3 clips made here"
+    for count in (MANY + 1, 1_000):
+        assert f"Nothing was queued yet: {beside_the_form(count)}." in submit(context, count)[0]
+    desk = context.service
+    assert isinstance(desk, Estimating)
+    desk.found = replace(desk.found, seconds=None, basis=Times().basis)
+    assert f"Nothing was queued yet: {beside_the_form(101)}." in submit(context, MANY + 1)[0]
 
 
 def test_a_person_is_asked_and_asked_anew_for_another_number(tab: Tab, served: Served) -> None:
