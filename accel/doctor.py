@@ -259,16 +259,14 @@ def _missing(machine: Machine) -> list[str]:
     for package in machine.packages.values():
         if package.name in ("torch", "diffusers") and not package.installed:
             lines.append(f"{package.name} is not installed: `{advice.pip('install', package.distribution)}`.")
-        elif package.installed and not package.importable and "not been tried" not in package.reason:
-            unknown = "is not known yet" in package.reason
-            lines.append(f"{package.reason}.{'' if unknown else _remedy(package.name)}")
+        elif package.installed and not package.importable and package.unsettled != "untried":
+            lines.append(f"{package.reason}.{'' if package.unsettled else _remedy(package.name)}")
     lines += _amx(machine) + _for_gpus(machine)
-    short = [task for task, proof in machine.proofs.items() if "the time for testing was used up" in proof.reason]
+    short = [task for task, proof in machine.proofs.items() if proof.untried == "time"]
     if short:
         lines.append(f"Not tried yet, for want of time: {', '.join(short)}. The next start goes on with them.")
-    return lines + [
-        f"{task}: {proof.reason}." for task, proof in machine.proofs.items() if "may compile" in proof.reason
-    ]
+    slow = [f"{task}: {proof.reason}." for task, proof in machine.proofs.items() if proof.untried == "compiling"]
+    return lines + slow
 
 
 def _remedy(name: str) -> str:

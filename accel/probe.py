@@ -150,6 +150,6 @@ def _proof(result: dict[str, Any]) -> Proof:
     detail: dict[str, Scalar] = {
         name: value
         for name, value in result.items()
-        if name not in ("ok", "reason", "figures") and isinstance(value, (str, int, float, bool))
+        if name not in ("ok", "reason", "figures", "untried") and isinstance(value, (str, int, float, bool))
     }
-    return Proof(bool(result["ok"]), str(result["reason"]), figures, detail)
+    return Proof(bool(result["ok"]), str(result["reason"]), figures, detail, result.get("untried", ""))

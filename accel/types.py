@@ -16,6 +16,8 @@ Scalar = str | int | float | bool | None
 Kind = Literal["attention", "linear", "vae", "cache"]
 StageName = Literal["text_encoder", "transformer", "vae"]
 GpuVendor = Literal["nvidia", "amd", "apple"]
+Unsettled = Literal["", "untried", "undecided"]
+Untried = Literal["", "time", "compiling"]
 
 STAGES: tuple[StageName, ...] = ("text_encoder", "transformer", "vae")
 
@@ -124,7 +126,11 @@ class Gpu(AsData):
 
 @dataclass(frozen=True)
 class Package(AsData):
-    """A library as found: `importable` only once a child process imported it. `ops` are the operators it registered."""
+    """A library as found: `importable` only once a child process imported it. `ops` are the operators it registered.
+
+    unsettled: why it is not known whether it imports: untried, or undecided by a test that ended without an answer;
+    empty once it is known.
+    """
 
     name: str
     distribution: str
@@ -133,6 +139,7 @@ class Package(AsData):
     importable: bool
     reason: str
     ops: tuple[str, ...] = ()
+    unsettled: Unsettled = ""
 
     @property
     def installed(self) -> bool:
@@ -150,12 +157,16 @@ class Override(AsData):
 
 @dataclass(frozen=True)
 class Proof(AsData):
-    """One small real run in a child process. `ok` = it survived and was right; `figures` are its measurements."""
+    """One small real run in a child process. `ok` = it survived and was right; `figures` are its measurements.
+
+    untried: why it was left for another time: too little of it, or a first run that may compile for minutes.
+    """
 
     ok: bool
     reason: str
     figures: dict[str, float] = field(default_factory=dict)
     detail: dict[str, Scalar] = field(default_factory=dict)
+    untried: Untried = ""
 
 
 @dataclass(frozen=True)

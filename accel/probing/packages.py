@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accel.probing.host import Distribution, Host
-from accel.types import Package
+from accel.types import Package, Unsettled
 
 DISTRIBUTIONS = {
     "torch": ("torch",),
@@ -63,8 +63,11 @@ def describe(
         ops = tuple(run.get("ops", ())) if run else ()
         build = torch_build(host, distribution) if name == "torch" else _build(name, ops)
         importable = bool(run and run["ok"])
-        reason = _explain(distribution, found.get("torch"), run)
-        described[name] = Package(name, distribution.name, distribution.version, build, importable, reason, ops)
+        unsettled = _unsettled(run)
+        reason = _explain(distribution, found.get("torch"), run, unsettled)
+        described[name] = Package(
+            name, distribution.name, distribution.version, build, importable, reason, ops, unsettled
+        )
     return described
 
 
@@ -74,12 +77,20 @@ def _build(name: str, ops: tuple[str, ...]) -> str:
     return "cpu" if all(op in ops for op in CPU_ONLY_OPS) and "fwd" not in ops else "cuda"
 
 
-def _explain(found: Distribution, torch: Distribution | None, run: Mapping[str, Any] | None) -> str:
+def _unsettled(run: Mapping[str, Any] | None) -> Unsettled:
+    if run is None or run.get("untried"):
+        return "untried"
+    return "undecided" if run.get("again") else ""  # a busy machine, or one short of memory, says nothing of it
+
+
+def _explain(
+    found: Distribution, torch: Distribution | None, run: Mapping[str, Any] | None, unsettled: Unsettled
+) -> str:
     here = f"{found.name} {found.version} is installed"
-    if run is None or str(run["reason"]).startswith("not tried yet"):
+    if run is None or unsettled == "untried":
         return f"{here}; whether it imports has not been tried yet"
     reason = str(run["reason"])
-    if run.get("again"):  # a busy machine, or one short of memory, says nothing of the package
+    if unsettled:
         return f"{here}; whether it imports is not known yet, since {reason}: the next start tries again"
     if "undefined symbol" in reason or "DLL load failed" in reason:
         wanted, have = found.torch or "another release", torch.version if torch else "none"

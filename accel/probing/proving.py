@@ -90,7 +90,7 @@ def prove(
         else:
             how = f"`python -m accel.doctor --patience {2 * SLOW[task]:.0f}` waits for it"
             reason = f"not tried yet: its first run may compile for {SLOW[task] / 60:.0f} minutes; {how}"
-            results[task] = {"ok": False, "reason": reason, "again": True}
+            results[task] = {"ok": False, "reason": reason, "again": True, "untried": "compiling"}
     return results
 
 
@@ -100,10 +100,8 @@ def _run(host: Host, tasks: list[str], threads: int, end: float, limit: float, r
     while pending:
         left = end - time.monotonic()
         if left <= 0:
-            results |= {
-                task: {"ok": False, "reason": "not tried yet: the time for testing was used up", "again": True}
-                for task in pending
-            }
+            reason = "not tried yet: the time for testing was used up"
+            results |= {task: {"ok": False, "reason": reason, "again": True, "untried": "time"} for task in pending}
             return
         environ = {**environment(host, threads), "ACCEL_PROOF_LIMIT": f"{min(limit, left):g}"}
         outcome = host.child(pending, environ, left + 1.0)

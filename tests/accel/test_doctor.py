@@ -20,7 +20,7 @@ from accel.probe import probe
 from accel.probing.host import Recorded
 from accel.readouts import ranking, store
 from accel.readouts.results import Measurement, Results
-from accel.types import Machine, Plan
+from accel.types import Machine, Plan, Unsettled
 from tests.accel.measuring.planted import CALL, row
 from tests.accel.recorded import NAMES, machine, model, record
 
@@ -110,6 +110,24 @@ def test_a_broken_package_is_named_with_what_to_do(tmp_path: Path) -> None:
     text = report("sapphire-rapids", tmp_path, runs={"sgl_kernel": run})
     assert "was built for another torch (==2.11.0, found 2.11.0+cpu)" in text
     assert "everything works without" in text
+
+
+@pytest.mark.parametrize(
+    ("unsettled", "told"),
+    [
+        ("", ["In other words. Install the release made for your torch, or uninstall it; everything works without."]),
+        ("undecided", ["In other words."]),
+        ("untried", []),
+    ],
+)
+def test_what_to_do_about_a_package_goes_by_the_kind_of_its_reason(
+    unsettled: Unsettled, told: list[str], tmp_path: Path
+) -> None:
+    found = machine("sapphire-rapids", tmp_path)
+    package = replace(found.packages["sgl_kernel"], importable=False, reason="In other words", unsettled=unsettled)
+    found = replace(found, packages={**found.packages, "sgl_kernel": package})
+    missing = doctor.sections(found, make_plan(found, model()))[doctor.MISSING]
+    assert [line for line in missing if "In other words" in line] == told
 
 
 def test_the_wrong_aiter_is_named(tmp_path: Path) -> None:

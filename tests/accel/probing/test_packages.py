@@ -29,6 +29,7 @@ def test_a_package_for_another_torch_says_which(tmp_path: Path) -> None:
     run = {"result": {"ok": False, "reason": "ImportError: sgl_kernel.so: undefined symbol: _ZN3c10"}}
     package = machine("sapphire-rapids", tmp_path, runs={"sgl_kernel": run}).packages["sgl_kernel"]
     assert "was built for another torch (==2.11.0, found 2.11.0+cpu)" in package.reason
+    assert package.unsettled == "", "it is known that it does not import"
 
 
 def test_a_package_that_was_not_found_out_about_is_not_called_broken(tmp_path: Path) -> None:
@@ -36,9 +37,12 @@ def test_a_package_that_was_not_found_out_about_is_not_called_broken(tmp_path: P
     assert package.reason.startswith(
         "sglang-kernel 0.4.2.post2 is installed; whether it imports is not known yet, since"
     )
-    late = {"result": {"ok": False, "reason": "not tried yet: the time for testing was used up", "again": True}}
+    assert package.unsettled == "undecided"
+    reason = "not tried yet: the time for testing was used up"
+    late = {"result": {"ok": False, "reason": reason, "again": True, "untried": "time"}}
     package = machine("zen5", tmp_path, runs={"diffusers": late}).packages["diffusers"]
     assert package.reason == "diffusers 0.42.1 is installed; whether it imports has not been tried yet"
+    assert package.unsettled == "untried"
 
 
 @pytest.mark.parametrize(

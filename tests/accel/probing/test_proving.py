@@ -113,6 +113,7 @@ def test_children_get_a_clean_environment_and_our_thread_count() -> None:
 def test_no_time_means_not_tried_and_not_remembered(tmp_path: Path) -> None:
     found = probe(host=Recorded(record("zen5")), cache_folder=tmp_path, patience=0.0)
     assert "the time for testing was used up" in found.why_unproved("fp32")
+    assert found.proofs["fp32"].untried == "time"
     assert probe(host=Recorded(record("zen5")), cache_folder=tmp_path).proofs["fp32"].ok
 
 
@@ -120,6 +121,7 @@ def test_what_compiles_for_minutes_waits_for_patience(tmp_path: Path) -> None:
     host = Recorded(record("mi355x"))
     impatient = probe(host=host, cache_folder=tmp_path, patience=10.0)
     assert "may compile for 5 minutes" in impatient.why_unproved("aiter.flash_attn_func")
+    assert impatient.proofs["aiter.flash_attn_func"].untried == "compiling"
     patient = probe(host=host, cache_folder=tmp_path, patience=600.0)
     assert patient.why_unproved("aiter.flash_attn_func") == ""
     assert host.tried[-3:] == [(task,) for task in proving.AITER], "what was remembered is not run again"
