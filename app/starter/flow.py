@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from app.starter.layout import LayoutHead, Watched, empty_layout
 from app.starter.mix import Kind
-from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
+from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, PADDING, TEXT_TOKENS
 from app.starter.naming import NOBODY, NamingHead
 from app.starter.pool import LatentPool
 from app.starter.training import Flat, Ranks
@@ -48,7 +48,7 @@ def encode_text(text_encoder: nn.Module, ids: Tensor) -> Tensor:
     The mask is handed over ready made: given a plain one, transformers asks the device whether anything is masked at
     all, and the processor waits for the whole queue in every step.
     """
-    mask = ids != 0
+    mask = ids != PADDING
     added = torch.zeros(mask.shape, device=ids.device).masked_fill(~mask, -3e4)  # finite in bf16, too
     return text_encoder(ids, added[:, None, None, :]).last_hidden_state * mask[..., None]
 

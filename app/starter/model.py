@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 LATENT_CHANNELS = 64
 TEXT_WIDTH = 192
 TEXT_TOKENS = 64  # prompts are cut here, in training and in use
+PADDING, END = 0, 1  # token ids of what follows a prompt, and of its end
 FLOW_SHIFT = 3.0  # time shift of the sampling schedule
 HEADS, HEAD_DIM, LAYERS, FFN = 5, 64, 7, 1024
 
@@ -70,8 +71,8 @@ def build_text_encoder(vocabulary_size: int) -> UMT5EncoderModel:
         relative_attention_max_distance=32,
         dropout_rate=0.0,
         is_encoder_decoder=False,
-        pad_token_id=0,
-        eos_token_id=1,
+        pad_token_id=PADDING,
+        eos_token_id=END,
     )
     model = UMT5EncoderModel(config)
     with torch.no_grad():

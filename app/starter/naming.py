@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from app.starter.model import END, PADDING
 from app.starter.world import COLORS, PLACES, SHAPES, Scene
-
-END, PADDING = 1, 0
-"""Token ids of a caption's end and of what follows it."""
 
 NOBODY = -1
 """In the place of a second object where there is one alone."""

@@ -20,7 +20,7 @@ from app.starter import captions, world
 from app.starter.codec import ClipCodec
 from app.starter.layout import Layout, empty_layout, layout_of, object_cells
 from app.starter.mix import EVEN, Emphasis, Kind, loss_weights, training_group
-from app.starter.model import TEXT_TOKENS
+from app.starter.model import END, PADDING, TEXT_TOKENS
 from app.starter.naming import NOBODY, named
 from app.starter.training import Ranks
 from app.starter.world import Scene
@@ -176,4 +176,5 @@ class LatentPool:
 
 def empty_prompt(size: int, device: torch.device) -> Tensor:
     """Token ids of the empty prompt, int64 (size, 64): the end, then padding."""
-    return F.pad(torch.ones(size, 1, dtype=torch.long, device=device), (0, TEXT_TOKENS - 1))
+    end = torch.full((size, 1), END, dtype=torch.long, device=device)
+    return F.pad(end, (0, TEXT_TOKENS - 1), value=PADDING)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from app.starter import captions, flow
-from app.starter.model import TEXT_WIDTH, build_text_encoder
-from app.starter.naming import END, NOBODY, PADDING, NamingHead, named
+from app.starter.model import END, PADDING, TEXT_WIDTH, build_text_encoder
+from app.starter.naming import NOBODY, NamingHead, named
 from app.starter.world import COLORS, PLACES, SHAPES, Scene
 
 PAIR = Scene("meadow", "cream", "still", "ball", "red", "still", "medium", "box", "blue", left_first=True)
