@@ -10,13 +10,23 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.paths import Home
+from tests.app.ui.desk import Desk
 from tests.app.ui.serving import Served, serving
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A service without a worker, in a data folder of its own."""
+    with Desk(Home(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

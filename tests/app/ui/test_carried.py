@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from app.estimate import Estimate
-from app.paths import Home
 from app.queue.jobs import JobResult
 from app.request import AccelPreferences, GenerationRequest
 from app.ui.carried import TITLES, in_words, sentence, taken_over, whose
@@ -24,12 +22,6 @@ from tests.app.ui.serving import Served
 from tests.app.ui.tab import PATIENCE, Tab
 from tests.app.ui.test_queue_tab import SMALL, ended
 from tests.app.ui.test_queue_view import Reader
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(Home(tmp_path)) as made:
-        yield made
 
 
 def test_every_setting_has_words() -> None:

@@ -18,7 +18,6 @@ from app.fetching import Fetching
 from app.models import all_families
 from app.models.sources.fetching import FetchProgress
 from app.models.starter import STARTER
-from app.paths import Home
 from app.request import GenerationRequest
 from app.ui.context import Context
 from app.ui.form import FIXED, NAMES, FormFields, values_of
@@ -35,12 +34,6 @@ from tests.app.ui.test_create_endpoints import ended
 from tests.app.ui.test_queue_view import Reader
 
 RUNNING = Fetching(2, "wan", "<Wan>", "running", FetchProgress("downloading", 2**30, 2**32, 2.0**23, 384.0))
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(Home(tmp_path)) as made:
-        yield made
 
 
 # -- markup --

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import gradio as gr
 import pytest
 
 from app.errors import UsageError
-from app.paths import Home
 from app.plain import to_json
 from app.queue.jobs import JobResult
 from app.ui.context import Context
@@ -23,12 +22,6 @@ from tests.app.ui.tab import PATIENCE, Tab
 
 SMALL = {"model": "starter", "width": 64, "height": 64, "frames": 5, "steps": 2}
 MANY = 20_000
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(Home(tmp_path)) as made:
-        yield made
 
 
 @pytest.fixture
