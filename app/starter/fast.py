@@ -2,7 +2,8 @@
 
 The student learns what the guided teacher guesses, in one pass instead of two, at the states that it meets itself:
 each clip of the batch is on its own way from noise to picture in four to eight steps, guided by the student. A guided
-guess is a plain function of the state, so this is regression and can't run away.
+guess is a plain function of the state, so this is regression and can't run away. Some that arrive set out once more
+with their own first frame as the given one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from app.starter.training import Average, Clock, Flat, Ranks, learning_rate_fact
 
 STEPS = (4, 6, 8, 8)
 """Numbers of steps that ways are made of; a repeated one is likelier."""
+
+GIVEN = 0.25
+"""Share of the clips that arrive after which the same prompt goes on from their first frame."""
 
 LORA = "fast"
 """Folder in a run's output for the LoRA."""
@@ -109,13 +113,21 @@ def schedules() -> Tensor:
     return table.clamp(max=1 - 1e-6)
 
 
+def _wide(one_each: Tensor) -> Tensor:
+    """(n,) as (n, 1, 1, 1, 1), to go with latents."""
+    return one_each.view(-1, 1, 1, 1, 1)
+
+
 class Walkers:
-    """Clips on their way from noise to picture, each at its own step; those that arrive start again as noise."""
+    """Clips on their way from noise to picture, each at its own step; those that arrive start again as noise, all of
+    them or all but the first latent frame."""
 
     def __init__(self, size: int, kind: Kind, device: torch.device, dice: torch.Generator) -> None:
         self.dice, self.table = dice, schedules().to(device)
         self.noisy = torch.randn(size, LATENT_CHANNELS, *kind.canvas.cells, device=device, generator=dice)
         self.ids = empty_prompt(size, device)
+        self.given = torch.zeros(size, dtype=torch.bool, device=device)
+        self.picture = torch.zeros_like(self.noisy[:, :, :1])
         self.row = torch.randint(0, len(STEPS), (size,), device=device, generator=dice)
         # Below zero: waits as noise, so that the clips of a batch are at different steps.
         self.step = -torch.randint(0, max(STEPS), (size,), device=device, generator=dice)
@@ -129,12 +141,18 @@ class Walkers:
     def advance(self, clean: Tensor, prompts: Tensor) -> None:
         """One step towards ``clean`` for all; prompts: int64 (size, 64), for those that start again."""
         following = self.table[self.row, (self.step + 1).clamp(min=0)]
-        rest = (following / self.sigmas).view(-1, 1, 1, 1, 1)
-        again = (following == 0) | (self.step < 0)
+        rest = _wide(following / self.sigmas)
+        arrived, waiting = following == 0, self.step < 0
+        coin = torch.rand(len(arrived), device=self.noisy.device, generator=self.dice)
+        onward = arrived & ~self.given & (coin < GIVEN)
+        again = arrived | waiting
+        self.given.copy_(torch.where(again, onward, self.given))
+        self.picture.copy_(torch.where(_wide(onward), clean[:, :, :1], self.picture))
         fresh = torch.randn(self.noisy.shape, device=self.noisy.device, generator=self.dice)
         moved = clean + rest * (self.noisy - clean)
-        self.noisy.copy_(torch.where(again.view(-1, 1, 1, 1, 1), fresh, moved))
-        self.ids.copy_(torch.where(again[:, None], prompts, self.ids))
+        self.noisy.copy_(torch.where(_wide(again), fresh, moved))
+        self.noisy[:, :, :1] = torch.where(_wide(self.given), self.picture, self.noisy[:, :, :1])
+        self.ids.copy_(torch.where((again & ~onward)[:, None], prompts, self.ids))
         self.step.copy_(torch.where(following == 0, 0, self.step + 1))
         self._look()
 
@@ -172,16 +190,17 @@ class FastStep:
         """Gradients of all the student's parameters, ``loss`` and the student's ``clean`` guess."""
         self.flat.grad.zero_()
         dtype = torch.bfloat16 if self.ranks.cuda else torch.float32
-        noisy, sigmas = self.walkers.noisy, self.walkers.sigmas
+        noisy, sigmas, given = self.walkers.noisy, self.walkers.sigmas, self.walkers.given
         with self.ranks.autocast():
             with torch.no_grad():
                 text = encode_text(self.text_encoder, self.walkers.ids)
                 nothing = encode_text(self.text_encoder, self.empty).expand_as(text)
-                asked = predict_clean(self.teacher, text, noisy, sigmas, dtype)
-                unasked = predict_clean(self.teacher, nothing, noisy, sigmas, dtype)
+                asked = predict_clean(self.teacher, text, noisy, sigmas, dtype, given)
+                unasked = predict_clean(self.teacher, nothing, noisy, sigmas, dtype, given)
                 guided = unasked + self.guidance * (asked - unasked)
                 weights = asked_for(asked - unasked)
-            clean = predict_clean(self.student, text, noisy, sigmas, dtype)
+                weights[:, 0] *= ~given[:, None, None]
+            clean = predict_clean(self.student, text, noisy, sigmas, dtype, given)
             loss = velocity_error(clean, guided, sigmas, weights)
         loss.backward()
         self.clean.copy_(clean.detach())

@@ -54,19 +54,23 @@ def encode_text(text_encoder: nn.Module, ids: Tensor) -> Tensor:
 
 
 def predict_clean(
-    transformer: nn.Module, text: Tensor, noisy: Tensor, sigmas: Tensor, dtype: torch.dtype, image: bool = False
+    transformer: nn.Module,
+    text: Tensor,
+    noisy: Tensor,
+    sigmas: Tensor,
+    dtype: torch.dtype,
+    given: Tensor | None = None,
 ) -> Tensor:
     """The transformer's guess of the clean latents, in fp32.
 
-    noisy: (n, channels, t, h, w); sigmas: (n,). image: the first latent frame is clean and its tokens have time 0, as
-    WanImageToVideoPipeline asks with ``expand_timesteps``.
+    noisy: (n, channels, t, h, w); sigmas: (n,). given: bool (n,), or none: where the first latent frame is clean and
+    its tokens have time 0, as WanImageToVideoPipeline asks with ``expand_timesteps``.
     """
     times = sigmas * 1000
-    if image:
+    if given is not None:
         frames, rows, columns = noisy.shape[2:]
-        later = torch.ones(frames, (rows // 2) * (columns // 2), device=noisy.device)
-        later[0] = 0
-        times = times[:, None] * later.flatten()
+        clean = given[:, None] & (torch.arange(frames, device=noisy.device) == 0)
+        times = (times[:, None] * ~clean).repeat_interleave((rows // 2) * (columns // 2), 1)
     answer = transformer(
         hidden_states=noisy.to(dtype), timestep=times, encoder_hidden_states=text.to(dtype), return_dict=False
     )[0]
@@ -99,10 +103,11 @@ def flow_loss(
     """
     s = sigmas.view(-1, 1, 1, 1, 1)
     noisy = (1 - s) * latents + s * noise
+    given = torch.ones_like(sigmas, dtype=torch.bool) if image else None
     if image:
         noisy = torch.cat([latents[:, :, :1], noisy[:, :, 1:]], 2)
         weights = torch.cat([torch.zeros_like(weights[:, :1]), weights[:, 1:]], 1)
-    clean = predict_clean(transformer, text, noisy, sigmas, dtype, image)
+    clean = predict_clean(transformer, text, noisy, sigmas, dtype, given)
     return velocity_error(clean, latents, sigmas, weights)
 
 

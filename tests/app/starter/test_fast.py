@@ -94,6 +94,28 @@ def test_a_perfect_student_walks_to_the_clean_clip_and_starts_again() -> None:
     assert bool((walkers.ids == 5).all())
 
 
+def test_some_that_arrive_set_out_again_with_their_own_first_frame_and_prompt() -> None:
+    kind, dice = Kind(Canvas(64, 64, 5), False, 1.0), torch.Generator().manual_seed(0)
+    walkers, ways, given_ways = fast.Walkers(64, kind, CPU, dice), 0, 0
+    for turn in range(100):
+        clean = torch.randn(walkers.noisy.shape, generator=dice)
+        ids, given, waiting = walkers.ids.clone(), walkers.given.clone(), walkers.step < 0
+        last = walkers.table[walkers.row, (walkers.step + 1).clamp(min=0)] == 0
+        walkers.advance(clean, torch.full((64, 64), turn))
+        onward = last & walkers.given
+        assert not bool((onward & given).any()), "once, then a new prompt"
+        assert walkers.ids[onward].equal(ids[onward])
+        assert walkers.noisy[onward, :, :1].equal(clean[onward, :, :1])
+        assert not bool((waiting & walkers.given).any())
+        assert bool((walkers.ids[last & ~onward] == turn).all())
+        kept = walkers.given & given & ~last
+        assert walkers.noisy[kept, :, :1].equal(walkers.picture[kept])
+        assert walkers.given[~last].equal(given[~last])
+        ways, given_ways = ways + int((last & ~given).sum()), given_ways + int(onward.sum())
+    print(f"{given_ways} of {ways} went on")
+    assert abs(given_ways / ways - fast.GIVEN) < 0.06
+
+
 def test_places_that_the_prompt_changes_weigh_more_in_every_clip_alike() -> None:
     difference = 0.01 * torch.randn(2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     difference[0, :, :, 2, 2] = 1.0

@@ -85,13 +85,16 @@ def test_token_times_are_those_of_the_image_pipeline() -> None:
     mask[:, :, 0] = 0
     times = (mask[0][0][:, ::2, ::2] * 700.0).flatten().unsqueeze(0).expand(2, -1)
     theirs = transformer(hidden_states=noisy, timestep=times, encoder_hidden_states=text).sample
-    ours = flow.predict_clean(transformer, text, noisy, sigmas, torch.float32, image=True)
+    given = torch.tensor([True, True])
+    ours = flow.predict_clean(transformer, text, noisy, sigmas, torch.float32, given)
     plain = flow.predict_clean(transformer, text, noisy, sigmas, torch.float32)
+    one = flow.predict_clean(transformer, text, noisy, sigmas, torch.float32, torch.tensor([True, False]))
     print(
         f"difference {float((ours - theirs).abs().max()):.1e}; to plain times {float((plain - theirs).abs().max()):.1e}"
     )
     assert torch.allclose(ours, theirs, atol=1e-5)
     assert not torch.allclose(plain, theirs, atol=1e-3)
+    torch.testing.assert_close(one, torch.stack([ours[0], plain[1]]), atol=1e-5, rtol=1e-4)
 
 
 def test_text_is_encoded_as_the_pipeline_does_it_and_gradients_are_torchs_own() -> None:
