@@ -19,7 +19,7 @@ from typing import Any
 
 from accel.reading import read_json
 from app.errors import UsageError
-from app.models.base import Family, Rules
+from app.models.base import Family
 from app.models.geometry import Multiples, joins_two_pictures, multiples_in
 from app.models.sources.cache import REPO, Located, in_cache
 from app.models.sources.choosing import INDEX, components_in, is_pickle
@@ -156,17 +156,21 @@ def _nearest(folder: Path, title: str, index: Mapping[str, Any], alike: Sequence
             # Wan's way of starting one transformer from text as well as from a picture.
             bool(index.get("expand_timesteps", both)) != both,
             joins != ("last_image" in family.needs),
-            found is not None and found != _multiples_of(family.rules),
+            found is not None and found != _multiples_of(family),
             abs(math.log(figure.value / 2 / held)) if figure is not None and figure.value and held else math.inf,
         )
 
     return min(alike, key=apart)
 
 
-def _multiples_of(rules: Rules) -> Multiples:
-    width, height = rules.width, rules.height
+def _multiples_of(family: Family) -> Multiples:
+    """As its files tell, where they are known to lie here; else as its rules do, which may ask for more."""
+    told = multiples_in(family.folder) if family.folder is not None else None
+    if told is not None:
+        return told
+    width, height, frames = family.rules.width, family.rules.height, family.rules.frames
     only = (width.most, height.most) if (width.least, height.least) == (width.most, height.most) else None
-    return Multiples(width.step, height.step, rules.frames.step, only)
+    return Multiples(width.step, height.step, frames.step, only)
 
 
 def _parameters(component: Path) -> int:

@@ -119,7 +119,7 @@ def test_of_several_families_the_most_alike_is_taken(folder: Path, cache: Path) 
     [
         ("wan-t2v", "wan2.1-t2v-1.3b"),  # not the starter, which is as small, but whose sides go by 32
         ("wan-t2v-two", "wan2.2-t2v-a14b"),
-        ("wan-ti2v", "wan2.2-ti2v-5b"),
+        ("wan-ti2v", "wan2.2-ti2v-5b"),  # nor here, where its sides are alike, but two of its frames make one latent
         ("wan-i2v", "wan2.1-i2v-14b-480p"),
         ("wan-flf2v", "wan2.1-flf2v-14b-720p"),
         ("wan-i2v-two", "wan2.2-i2v-a14b"),
