@@ -16,14 +16,17 @@ STARTER = Family(
     licence="Apache-2.0",
     pipeline="WanPipeline",
     defaults=Defaults(width=256, height=160, frames=25, fps=8.0, steps=20, guidance=4.0, scheduler="unipc", shift=3.0),
-    # 49 frames of 512 x 512 are ten times the clip it was trained on: beyond that nothing recognisable comes.
+    # Trained on 13 to 49 frames; 49 of 512 x 512 are ten times the clip it was trained on: beyond that nothing comes.
     rules=Rules(frames=Grid(4, 1, 5, 49), width=Grid(32, 0, 64, 512), height=Grid(32, 0, 64, 512)),
     schedulers=("unipc",),
-    takes=frozenset({"negative_prompt", "shift"}),
+    takes=frozenset({"negative_prompt", "shift", "image", "lora"}),
     token_limit=64,
     folder=WEIGHTS,
+    loras={"fast": "fast/pytorch_lora_weights.safetensors"},
+    image_pipeline="WanImageToVideoPipeline",
+    image_settings={"expand_timesteps": True},
     download=Figure(0, "part of the repository"),
-    memory=counted(11_506_944, 4_849_908, 814_592),
+    memory=counted(11_506_944, 4_849_908, 823_040),
 )
 
 FAMILIES = (STARTER,)

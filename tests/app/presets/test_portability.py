@@ -101,10 +101,10 @@ def test_what_the_model_adjusts_is_said_and_stays_as_asked(desk: Desk) -> None:
 
 
 def test_what_the_model_can_not_take(desk: Desk) -> None:
-    found = here(asked(loras=(Lora(name="soft.safetensors"),)), desk.home, desk)
+    found = here(asked(loras=(Lora(name="soft.safetensors"),), last_image="end.png"), desk.home, desk)
     assert not found.runs
     assert any("soft.safetensors" in sentence and "is missing" in sentence for sentence in found.differences)
-    assert any("can't use LoRAs" in sentence for sentence in found.differences)
+    assert any("can't use a last picture" in sentence for sentence in found.differences)
     assert not here(asked(scheduler="wonder"), desk.home, desk).runs
 
 
