@@ -123,7 +123,7 @@ def test_another_model_keeps_the_picture_if_it_can_use_it_and_no_lora() -> None:
     def switched(model: str) -> dict[str, Any]:
         return dict(zip(NAMES, _defaults_of(model, *values), strict=True))
 
-    pictured, plain = switched("wan2.2-ti2v-5b"), switched("starter")
+    pictured, plain = switched("wan2.2-ti2v-5b"), switched("wan2.1-t2v-1.3b")
     assert (pictured["image"], pictured["last_image"]) == ("a.png", "")
     assert json.loads(pictured["loras"]) == {"model": "wan2.2-ti2v-5b", "loras": []}
     assert plain["image"] == ""

@@ -242,7 +242,7 @@ def test_the_models_rules_act_while_typing(tab: Tab) -> None:
 def test_aspect_and_quality_choose_the_size(tab: Tab) -> None:
     tab.field("Aspect").click()
     tab.page.get_by_role("option", name="1:1").click()
-    tab.page.wait_for_function("() => document.querySelector('#kt-length .kt-hint').textContent.startsWith('192×192')")
+    tab.page.wait_for_function("() => document.querySelector('#kt-length .kt-hint')?.textContent.startsWith('192×192')")
     tab.fill(Width=320, Height=64)
     tab.page.wait_for_function("() => document.querySelector('[aria-label=Aspect]').value === 'Custom'")
 
