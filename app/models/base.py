@@ -188,6 +188,8 @@ class Family:
     """LoRAs that come with the model: the name that a request says, and the file inside its folder."""
     called: str = ""
     """As the first words of a sentence: "The starter"; empty: the title."""
+    knows: tuple[str, ...] = ()
+    """All that it can show, where that is little enough to be told to a person whose word it does not know."""
     image_pipeline: str = ""
     """Class name in diffusers when a picture is given; empty: ``pipeline`` in any case."""
     image_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -345,5 +347,7 @@ class Family:
             words = ", ".join(f"'{word}'" for word in use.unknown[:8]) + (", …" if len(use.unknown) > 8 else "")
             hint = "".join(f" Did you mean '{near}' for '{word}'?" for word, near in use.near)
             them = "them" if len(use.unknown) > 1 else "it"
-            notes[name] = f"{self._who} does not know {words}, so the clip may not show {them}.{hint}"
+            strange = self.knows and len(use.unknown) > len(use.near)
+            known = f"; it knows: {', '.join(self.knows)}" if strange else ""
+            notes[name] = f"{self._who} does not know {words}, so the clip may not show {them}{known}.{hint}"
         return use

@@ -21,6 +21,7 @@ STARTER = Family(
     schedulers=("unipc",),
     takes=frozenset({"negative_prompt", "shift", "image", "lora"}),
     token_limit=64,
+    knows=("ball", "box", "star", "heart", "fish", "car", "boat", "rocket", "balloon", "bird", "tree", "house"),
     folder=WEIGHTS,
     loras={"fast": "fast/pytorch_lora_weights.safetensors"},
     image_pipeline="WanImageToVideoPipeline",

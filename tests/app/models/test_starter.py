@@ -11,6 +11,7 @@ from app.estimate import parameters_in
 from app.models import all_families, family_for
 from app.models.starter import STARTER, WEIGHTS
 from app.request import GenerationRequest
+from app.starter.world import SHAPES
 
 
 def test_the_starter_comes_first_and_needs_no_download() -> None:
@@ -76,7 +77,17 @@ def test_a_4000_word_prompt_says_how_much_is_read() -> None:
 
 def test_unknown_words_are_named() -> None:
     done = STARTER.normalise(GenerationRequest(prompt="a red unicorn in space"))
-    assert done.notes == {"prompt": "The starter does not know 'unicorn', so the clip may not show it."}
+    assert done.notes == {
+        "prompt": "The starter does not know 'unicorn', so the clip may not show it; it knows: ball, box, star, heart, "
+        "fish, car, boat, rocket, balloon, bird, tree, house."
+    }
+    assert set(STARTER.knows) == set(SHAPES)
+    assert STARTER.normalise(GenerationRequest(prompt=", ".join(STARTER.knows))).notes == {}
+
+
+def test_a_typo_is_answered_with_the_word_that_was_meant_alone() -> None:
+    done = STARTER.normalise(GenerationRequest(prompt="a red rokcet"))
+    assert done.notes["prompt"].endswith("so the clip may not show it. Did you mean 'rocket' for 'rokcet'?")
 
 
 @pytest.mark.parametrize("prompt", ["", "   ", "\n"])
