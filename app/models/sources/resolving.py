@@ -134,7 +134,9 @@ def _of_folder(
         rest = f"fetch the rest under Models (on the command line: python launch.py --fetch {model})"
         remedy = rest if model.startswith(HUB) else "copy it again"
         raise UsageError(f"model: {short(title)} is not whole ({shown}): {remedy}.")
-    own = replace(_nearest(folder, title, index, alike), name=model, aliases=(), repos=(), title=title, called="")
+    own = replace(
+        _nearest(folder, title, index, alike), name=model, aliases=(), repos=(), title=title, called="", knows=()
+    )
     return own.with_folder(folder)
 
 
@@ -230,7 +232,9 @@ def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
             f"model: {file.name} may have been made from {names}, which are built alike: give it a name that holds one "
             "of these."
         )
-    made = replace(family, name=without_home(str(file)), aliases=(), repos=(), title=file.stem, called="", file=file)
+    made = replace(
+        family, name=without_home(str(file)), aliases=(), repos=(), title=file.stem, called="", knows=(), file=file
+    )
     return made.with_folder(folder)
 
 

@@ -77,6 +77,7 @@ def test_any_repository_that_was_fetched_is_a_model(tiny_folder: Path, cache: Pa
 def test_a_folder_is_a_model_under_its_own_path(folder: Path, cache: Path) -> None:
     found = family_for(str(folder))
     assert (found.name, found.title, found.folder) == (str(folder), "My Model", folder)
+    assert found.knows == (), "what the starter can show says nothing of another model built alike"
     normalised = found.normalise(GenerationRequest(model=str(folder), prompt="a ball", width=70)).request
     assert normalised.model == str(folder)
     assert family_for(normalised.model) == found
