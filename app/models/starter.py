@@ -16,7 +16,7 @@ STARTER = Family(
     licence="Apache-2.0",
     pipeline="WanPipeline",
     defaults=Defaults(width=256, height=160, frames=25, fps=8.0, steps=20, guidance=4.0, scheduler="unipc", shift=3.0),
-    # Trained on 13 to 49 frames; 49 of 512 x 512 are ten times the clip it was trained on: beyond that nothing comes.
+    # 49 frames of 512 x 512 are ten times the clip it was trained on most: beyond that nothing recognisable comes.
     rules=Rules(frames=Grid(4, 1, 5, 49), width=Grid(32, 0, 64, 512), height=Grid(32, 0, 64, 512)),
     schedulers=("unipc",),
     takes=frozenset({"negative_prompt", "shift", "image", "lora"}),

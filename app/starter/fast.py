@@ -17,7 +17,7 @@ import torch
 from diffusers import DiffusionPipeline, WanPipeline, WanTransformer3DModel
 from torch import Tensor, nn
 
-from app.starter.flow import encode_text, look_up_by_index, predict_clean, velocity_error
+from app.starter.flow import encode_text, look_up_by_index, predict_clean, velocity_error, wide
 from app.starter.mix import EVEN, KINDS, MOST_WEIGHT, Emphasis, Kind
 from app.starter.model import FLOW_SHIFT, LATENT_CHANNELS, TEXT_TOKENS
 from app.starter.pool import Captioner, empty_prompt
@@ -113,11 +113,6 @@ def schedules() -> Tensor:
     return table.clamp(max=1 - 1e-6)
 
 
-def _wide(one_each: Tensor) -> Tensor:
-    """(n,) as (n, 1, 1, 1, 1), to go with latents."""
-    return one_each.view(-1, 1, 1, 1, 1)
-
-
 class Walkers:
     """Clips on their way from noise to picture, each at its own step; those that arrive start again as noise, all of
     them or all but the first latent frame."""
@@ -141,17 +136,17 @@ class Walkers:
     def advance(self, clean: Tensor, prompts: Tensor) -> None:
         """One step towards ``clean`` for all; prompts: int64 (size, 64), for those that start again."""
         following = self.table[self.row, (self.step + 1).clamp(min=0)]
-        rest = _wide(following / self.sigmas)
+        rest = wide(following / self.sigmas)
         arrived, waiting = following == 0, self.step < 0
         coin = torch.rand(len(arrived), device=self.noisy.device, generator=self.dice)
         onward = arrived & ~self.given & (coin < GIVEN)
         again = arrived | waiting
         self.given.copy_(torch.where(again, onward, self.given))
-        self.picture.copy_(torch.where(_wide(onward), clean[:, :, :1], self.picture))
+        self.picture.copy_(torch.where(wide(onward), clean[:, :, :1], self.picture))
         fresh = torch.randn(self.noisy.shape, device=self.noisy.device, generator=self.dice)
         moved = clean + rest * (self.noisy - clean)
-        self.noisy.copy_(torch.where(_wide(again), fresh, moved))
-        self.noisy[:, :, :1] = torch.where(_wide(self.given), self.picture, self.noisy[:, :, :1])
+        self.noisy.copy_(torch.where(wide(again), fresh, moved))
+        self.noisy[:, :, :1] = torch.where(wide(self.given), self.picture, self.noisy[:, :, :1])
         self.ids.copy_(torch.where((again & ~onward)[:, None], prompts, self.ids))
         self.step.copy_(torch.where(following == 0, 0, self.step + 1))
         self._look()

@@ -77,13 +77,18 @@ def predict_clean(
     return answer.float()
 
 
+def wide(one_each: Tensor) -> Tensor:
+    """(n,) as (n, 1, 1, 1, 1), to go with latents."""
+    return one_each.view(-1, 1, 1, 1, 1)
+
+
 def velocity_error(clean: Tensor, target: Tensor, sigmas: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean squared error in velocity of a guess of the clean latents.
 
     With ``x = (1 - s) * clean + s * noise`` it is the clean error over ``s``; see `SMALLEST_SIGMA`.
     weights: (n, t, h, w), or none.
     """
-    error = ((clean - target) / sigmas.view(-1, 1, 1, 1, 1).clamp(min=SMALLEST_SIGMA)).square()
+    error = ((clean - target) / wide(sigmas).clamp(min=SMALLEST_SIGMA)).square()
     return (error if weights is None else error * weights[:, None]).mean()
 
 
@@ -101,7 +106,7 @@ def flow_loss(
 
     image: the first latent frame gets no noise and its error does not count.
     """
-    s = sigmas.view(-1, 1, 1, 1, 1)
+    s = wide(sigmas)
     noisy = (1 - s) * latents + s * noise
     given = torch.ones_like(sigmas, dtype=torch.bool) if image else None
     if image:

@@ -134,10 +134,12 @@ def _of_folder(
         rest = f"fetch the rest under Models (on the command line: python launch.py --fetch {model})"
         remedy = rest if model.startswith(HUB) else "copy it again"
         raise UsageError(f"model: {short(title)} is not whole ({shown}): {remedy}.")
-    own = replace(
-        _nearest(folder, title, index, alike), name=model, aliases=(), repos=(), title=title, called="", knows=()
-    )
-    return own.with_folder(folder)
+    return _own(_nearest(folder, title, index, alike), model, title).with_folder(folder)
+
+
+def _own(family: Family, name: str, title: str) -> Family:
+    """A person's own model, by the rules of its family but with nothing that is told of that one alone."""
+    return replace(family, name=name, aliases=(), repos=(), title=title, called="", knows=())
 
 
 def _nearest(folder: Path, title: str, index: Mapping[str, Any], alike: Sequence[Family]) -> Family:
@@ -232,10 +234,7 @@ def _of_file(file: Path, known: Sequence[Family], locate: Locate) -> Family:
             f"model: {file.name} may have been made from {names}, which are built alike: give it a name that holds one "
             "of these."
         )
-    made = replace(
-        family, name=without_home(str(file)), aliases=(), repos=(), title=file.stem, called="", knows=(), file=file
-    )
-    return made.with_folder(folder)
+    return replace(_own(family, without_home(str(file)), file.stem), file=file).with_folder(folder)
 
 
 def _words_in_common(stem: str, family: Family) -> int:
